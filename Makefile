@@ -1,0 +1,63 @@
+# alidpfl: `make run` and `make test` do all the set-up they need. `make help` lists the rest.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SET_UP := $(VENV)/.set-up
+SET_UP_BENCH := $(VENV)/.set-up-bench
+
+.PHONY: help run test lint types contracts unit test-slow mutants bench bench-accounting format clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
+
+run: $(SET_UP) ## Run the main job on the embedded default (until training exists: the accounting table)
+	@$(BIN)/alidpfl account
+
+test: lint types contracts unit ## Lint, check types and import contracts, run the tests
+
+lint: $(SET_UP) ## ruff: lint and format check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(SET_UP) ## mypy --strict on src
+	$(BIN)/mypy
+
+contracts: $(SET_UP) ## import-linter: imports point down only
+	$(BIN)/lint-imports
+
+unit: $(SET_UP) ## pytest without the slow tests
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(SET_UP) ## The tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+mutants: $(SET_UP) ## Break the code on purpose, one bug at a time; each must turn a test red
+	$(BIN)/python tests/mutants.py
+
+bench: $(SET_UP_BENCH) ## Measure the step against plain SGD and the peers, and the accountants
+	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.accounting
+
+bench-accounting: $(SET_UP) ## Measure only the accountants
+	$(BIN)/python -m benchmarks.accounting
+
+format: $(SET_UP) ## Format and fix what ruff can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove the environment and everything built
+	rm -rf $(VENV) build dist src/*.egg-info src/alidpfl/dpsgd/_native*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(SET_UP): pyproject.toml setup.py constraints.txt src/alidpfl/dpsgd/_native.c
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "alidpfl needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; set PYTHON=/path/to/python3.11")'
+	@echo "Setting up $(VENV) (once; a few minutes on a slow connection) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+$(SET_UP_BENCH): $(SET_UP)
+	$(PIP_INSTALL) -e '.[dev,bench]'
+	@touch $@

@@ -1,0 +1,147 @@
+"""The `alidpfl` command: parse, call, print. Heavy imports wait until a command needs them."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from alidpfl._version import __version__
+from alidpfl.errors import AliDpflError
+
+if TYPE_CHECKING:
+    import click
+
+_EXIT_BAD_INPUT, _EXIT_INTERRUPTED = 2, 130
+
+_WIDTH_OF_A_PIPE = 200  # without a terminal, do not fold tables
+
+
+class _Commands(typer.core.TyperGroup):
+    """Turns our errors into one line on standard error, and Ctrl-C into the exit status that shells expect."""
+
+    def invoke(self, ctx: "click.Context") -> Any:
+        try:
+            return super().invoke(ctx)
+        except AliDpflError as error:
+            typer.echo(f"alidpfl: {error}", err=True)
+            raise typer.Exit(_EXIT_BAD_INPUT) from None
+        except KeyboardInterrupt:
+            typer.echo("alidpfl: interrupted", err=True)
+            raise typer.Exit(_EXIT_INTERRUPTED) from None
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"alidpfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning that is private by proof and frugal by design."""
+
+
+@app.command()
+def account(
+    sample_rate: Annotated[float, typer.Option(help="Probability that a sample enters a batch, in (0, 1].")] = 0.015,
+    noise_multiplier: Annotated[float, typer.Option(help="Noise standard deviation over the clip norm.")] = 1.1,
+    delta: Annotated[float, typer.Option(help="δ of the budget, in (0, 1).")] = 1e-5,
+    epsilon: Annotated[list[float] | None, typer.Option(help="ε of a budget; repeat for several columns.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """How many DP-SGD steps a privacy budget pays for, by each accountant; by default the paper's budgets.
+
+    Example: alidpfl account --sample-rate 0.01 --noise-multiplier 1.3 --epsilon 2 --epsilon 4
+    """
+    columns = _account_columns(sample_rate, noise_multiplier, delta, epsilon)
+    if as_json:
+        setting = {"sample_rate": sample_rate, "noise_multiplier": noise_multiplier, "delta": delta}
+        typer.echo(json.dumps({**setting, "budgets": columns}, indent=2))
+    else:
+        _print_account(columns, f"DP-SGD steps at q = {sample_rate:g}, σ = {noise_multiplier:g}, δ = {delta:g}")
+
+
+def _account_columns(
+    sample_rate: float, noise_multiplier: float, delta: float, epsilons: list[float] | None
+) -> list[dict[str, Any]]:
+    """One entry for each ε: the steps by each accountant (0 where not one is paid for) and what the paper prints."""
+    with _progress() as progress:
+        task = progress.add_task("loading the accountants")
+        from alidpfl.privacy import ACCOUNTANTS, PrivacyBudget, SampledGaussian, paper
+
+        SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)  # refuse before any work
+        budgets = [PrivacyBudget(epsilon=value, delta=delta) for value in epsilons or paper.ITERATIONS]
+        setting = (sample_rate, noise_multiplier, delta)
+        is_papers = setting == (paper.SAMPLE_RATE, paper.NOISE_MULTIPLIER, paper.DELTA)
+        columns = []
+        for budget in budgets:
+            steps = {}
+            for accountant in ACCOUNTANTS:
+                progress.update(task, description=f"ε = {budget.epsilon:g} by {accountant}")
+                steps[accountant] = _steps_or_zero(budget, sample_rate, noise_multiplier, accountant)
+            columns.append(
+                {
+                    "epsilon": budget.epsilon,
+                    "printed_in_paper": paper.ITERATIONS.get(budget.epsilon) if is_papers else None,
+                    "max_steps": steps,
+                    "pld_over_rdp_paper": steps["pld"] / steps["rdp-paper"] if steps["rdp-paper"] else None,
+                }
+            )
+    return columns
+
+
+def _steps_or_zero(budget: Any, sample_rate: float, noise_multiplier: float, accountant: str) -> int:
+    from alidpfl.errors import BudgetExceededError
+    from alidpfl.privacy import max_steps
+
+    try:
+        return max_steps(budget, sample_rate, noise_multiplier, accountant=accountant)
+    except BudgetExceededError:
+        return 0
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _print_account(columns: list[dict[str, Any]], title: str) -> None:
+    from alidpfl.privacy import ACCOUNTANTS, MAX_STEPS
+
+    def steps(count: int) -> str:
+        return "none" if count == 0 else f"≥ {count}" if count == MAX_STEPS else str(count)
+
+    table = Table("ε", *(f"{c['epsilon']:g}" for c in columns), title=title, caption=_caption(columns))
+    if any(c["printed_in_paper"] for c in columns):
+        table.add_row("printed in the paper", *(str(c["printed_in_paper"] or "-") for c in columns))
+    for accountant in ACCOUNTANTS:
+        table.add_row(f"safe, {accountant}", *(steps(c["max_steps"][accountant]) for c in columns))
+    ratios = (c["pld_over_rdp_paper"] for c in columns)
+    table.add_row("pld / rdp-paper", *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH_OF_A_PIPE)
+    console.print(table)
+
+
+def _caption(columns: list[dict[str, Any]]) -> str | None:
+    if all(all(c["max_steps"].values()) for c in columns):
+        return None
+    return "none: the budget does not pay for one step; raise ε or the noise multiplier"
+
+
+def main() -> None:
+    """Entry point of the `alidpfl` command."""
+    app()

@@ -1,0 +1,150 @@
+/* The kernels, included once for each instruction set (see _native.c for NAME, TARGET, LANES and TALL_n). */
+
+typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4)));
+
+/* R rows by V vectors of output channels of one sample's gradient, kept in registers while the positions go by.
+ * Returns the sum of their squares, in double from the tile on: a long float sum would lose digits of the norm. */
+#define DEFINE_TILE(FUNCTION, R, V)                                                                                    \
+    INLINE double FUNCTION(const conv_shape *s, const float *x, const float *g, float *out) { \
+        NAME(vec) sum[R][V];                                                                                           \
+        UNROLL for (int i = 0; i < R; i++) UNROLL for (int v = 0; v < V; v++) sum[i][v] = (NAME(vec)){0};              \
+        for (int64_t oy = 0; oy < s->out_height; oy++) {                                                               \
+            const float *xp = x + oy * s->step_y;                                                                      \
+            const float *gp = g + oy * s->out_width * s->channels_out;                                                 \
+            for (int64_t ox = 0; ox < s->out_width; ox++, xp += s->step_x, gp += s->channels_out) {                    \
+                NAME(vec) grad[V];                                                                                     \
+                UNROLL for (int v = 0; v < V; v++) grad[v] = *(const NAME(vec) *)(gp + v * LANES);                     \
+                UNROLL for (int i = 0; i < R; i++) UNROLL for (int v = 0; v < V; v++) sum[i][v] += xp[i] * grad[v];    \
+            }                                                                                                          \
+        }                                                                                                              \
+        NAME(vec) squares = {0};                                                                                       \
+        UNROLL for (int i = 0; i < R; i++) UNROLL for (int v = 0; v < V; v++) {                                        \
+            *(NAME(vec) *)(out + i * s->channels_out + v * LANES) = sum[i][v];                                         \
+            squares += sum[i][v] * sum[i][v];                                                                          \
+        }                                                                                                              \
+        double total = 0;                                                                                              \
+        for (int lane = 0; lane < LANES; lane++) total += (double)squares[lane];                                       \
+        return total;                                                                                                  \
+    }
+
+/* All rows of V vectors of output channels: tall tiles, then tiles of five rows (kernels are often 5 wide), then single
+ * rows. */
+#define DEFINE_BLOCK(V)                                                                                                \
+    DEFINE_TILE(NAME(tall_##V), TALL_##V, V)                                                                           \
+    DEFINE_TILE(NAME(five_##V), 5, V)                                                                                  \
+    DEFINE_TILE(NAME(one_##V), 1, V)                                                                                   \
+    INLINE double NAME(block_##V)(const conv_shape *s, const float *x, const float *g, float *out) {                   \
+        double total = 0;                                                                                              \
+        for (int64_t run = 0; run < s->runs_y * s->runs_x; run++) {                                                    \
+            const float *xr = x + run / s->runs_x * s->run_step_y + run % s->runs_x * s->run_step_x;                   \
+            float *o = out + run * s->run_length * s->channels_out;                                                    \
+            int64_t row = 0;                                                                                           \
+            for (; row + TALL_##V <= s->run_length; row += TALL_##V)                                                   \
+                total += NAME(tall_##V)(s, xr + row, g, o + row * s->channels_out);                                    \
+            for (; row + 5 <= s->run_length; row += 5)                                                                 \
+                total += NAME(five_##V)(s, xr + row, g, o + row * s->channels_out);                                    \
+            for (; row < s->run_length; row++)                                                                         \
+                total += NAME(one_##V)(s, xr + row, g, o + row * s->channels_out);                                     \
+        }                                                                                                              \
+        return total;                                                                                                  \
+    }
+
+DEFINE_BLOCK(4)
+DEFINE_BLOCK(2)
+DEFINE_BLOCK(1)
+
+/* Per-sample weight gradients of a convolution: out[sample][row][channel out], squared[sample] = sum of squares.
+ * channels_out must be a multiple of LANES. */
+TARGET void NAME(alidpfl_conv)(const conv_shape *s, const float *x, const float *g, float *out, double *squared) {
+    const int64_t rows = s->runs_y * s->runs_x * s->run_length;
+    const unsigned mode = flush_denormals();
+    for (int64_t n = 0; n < s->batch; n++) {
+        const float *xn = x + n * s->sample_size, *gn = g + n * s->out_height * s->out_width * s->channels_out;
+        float *on = out + n * rows * s->channels_out;
+        double total = 0;
+        int64_t c = 0;
+        for (; c + 4 * LANES <= s->channels_out; c += 4 * LANES) total += NAME(block_4)(s, xn, gn + c, on + c);
+        for (; c + 2 * LANES <= s->channels_out; c += 2 * LANES) total += NAME(block_2)(s, xn, gn + c, on + c);
+        for (; c + LANES <= s->channels_out; c += LANES) total += NAME(block_1)(s, xn, gn + c, on + c);
+        squared[n] = total;
+    }
+    restore_denormals(mode);
+}
+
+/* ReLU and 2x2 max-pooling in one pass over x[batch][height][width][channels]. `winner` notes which entry of a window
+ * passed, or NONE where none was positive. NaN passes, as in PyTorch. */
+TARGET void NAME(alidpfl_relu_pool)(const pool_shape *s, const float *restrict x, float *restrict out,
+                                    uint8_t *restrict winner) {
+    const int64_t oh = s->height / 2, ow = s->width / 2, channels = s->channels, line = s->width * channels;
+    for (int64_t window = 0; window < s->batch * oh * ow; window++) {
+        const int64_t n = window / (oh * ow), oy = window / ow % oh, ox = window % ow;
+        const float *xp = x + (n * s->height + 2 * oy) * line + 2 * ox * channels;
+        for (int64_t c = 0; c < channels; c++) {
+            float best = xp[c];
+            int32_t who = 0;
+            UNROLL for (int w = 1; w < 4; w++) {
+                const float v = xp[w / 2 * line + w % 2 * channels + c];
+                const int better = (v > best) | (v != v);
+                best = better ? v : best;
+                who = better ? w : who;
+            }
+            const int none = best <= 0.0f;
+            out[window * channels + c] = none ? 0.0f : best;
+            winner[window * channels + c] = (uint8_t)(none ? NONE : who);
+        }
+    }
+}
+
+/* Its backward pass: each window's gradient goes to the entry that passed, zero to the others. */
+TARGET void NAME(alidpfl_relu_pool_backward)(const pool_shape *s, const float *restrict grad,
+                                             const uint8_t *restrict winner, float *restrict grad_x) {
+    const int64_t oh = s->height / 2, ow = s->width / 2, channels = s->channels, line = s->width * channels;
+    for (int64_t window = 0; window < s->batch * oh * ow; window++) {
+        const int64_t n = window / (oh * ow), oy = window / ow % oh, ox = window % ow;
+        float *gx = grad_x + (n * s->height + 2 * oy) * line + 2 * ox * channels;
+        const float *g = grad + window * channels;
+        const uint8_t *won = winner + window * channels;
+        UNROLL for (int w = 0; w < 4; w++) for (int64_t c = 0; c < channels; c++)
+            gx[w / 2 * line + w % 2 * channels + c] = won[c] == w ? g[c] : 0.0f;
+    }
+}
+
+/* Box-Muller: three random words give two standard normals. The radius takes the 62 bits of `high` and `low`. */
+TARGET void NAME(alidpfl_box_muller)(int64_t pairs, const int32_t *high, const int32_t *low, const int32_t *angle,
+                                     float *cosines, float *sines) {
+    for (int64_t i = 0; i < pairs; i++) {
+        /* u in (0, 1]: 31 leading bits and 31 trailing ones. */
+        const float u = (float)(high[i] & 0x7fffffff) * 0x1p-31f + ((float)(low[i] & 0x7fffffff) + 0.5f) * 0x1p-62f;
+        /* log u = exponent * log 2 + log m with m in [sqrt(1/2), sqrt(2)), log m by the series of atanh (m-1)/(m+1). */
+        int32_t bits;
+        memcpy(&bits, &u, 4);
+        const int32_t exponent = (bits - 0x3f3504f3) >> 23;
+        bits -= exponent * (1 << 23);
+        float m;
+        memcpy(&m, &bits, 4);
+        const float t = (m - 1.0f) / (m + 1.0f), t2 = t * t;
+        const float series = t * (2.0f + t2 * (0.6666667f + t2 * (0.4f + t2 * (0.2857143f + t2 * 0.2222222f))));
+        const float log_u = (float)exponent * 0.69314718f + series;
+        const float square = -2.0f * log_u;
+        const float radius = __builtin_sqrtf(square > 0.0f ? square : 0.0f);
+        /* angle = quarter turns + a rest in [-pi/4, pi/4], for which short Taylor polynomials do. */
+        const int32_t quarter = (int32_t)((uint32_t)angle[i] + 0x20000000u) >> 30;
+        const float r = (float)(int32_t)((uint32_t)angle[i] - ((uint32_t)quarter << 30)) * 1.4629180793e-9f; /* pi / 2^31 */
+        const float r2 = r * r;
+        const float s = r * (1.0f + r2 * (-1.6666667e-1f + r2 * (8.3333333e-3f + r2 * (-1.9841270e-4f + r2 * 2.7557319e-6f))));
+        const float c = 1.0f + r2 * (-0.5f + r2 * (4.1666667e-2f + r2 * (-1.3888889e-3f + r2 * 2.4801587e-5f)));
+        const int odd = quarter & 1;
+        const float cosine = odd ? s : c, sine = odd ? c : s;
+        cosines[i] = radius * ((quarter + 1) & 2 ? -cosine : cosine);
+        sines[i] = radius * (quarter & 2 ? -sine : sine);
+    }
+}
+
+#undef DEFINE_TILE
+#undef DEFINE_BLOCK
+#undef NAME
+#undef TARGET
+#undef LANES
+#undef TALL_4
+#undef TALL_2
+#undef TALL_1

@@ -1,0 +1,103 @@
+"""Per-sample gradients of one parameter, in the cheapest form that gives exact norms and an exact weighted sum.
+
+DP-SGD needs two things of the gradients g_1 ... g_B of a batch: each norm |g_n|, and after all layers' norms are known
+the sum of k_n g_n with clip factors k_n. Neither needs the g_n themselves where a formula serves.
+
+Everything here is private: nothing of it may leave the client without noise.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+SCRATCH_BYTES = 3 << 20  # intermediate copies are made in chunks of this size, which stay in the cache
+_EXACT_LENGTH = 1 << 14
+
+# Where a weighted sum is recomputed rather than read from stored gradients, rounding may add this much of the sum of
+# the terms' sizes to a sample's contribution. A hostile sample can make the terms huge and their sum small, so the
+# norm that is clipped must include it.
+_ROUNDING = 2.0**-20
+
+
+class SampleGradients(Protocol):
+    """Gradients of one parameter for every sample of a batch."""
+
+    @property
+    def squared_norms(self) -> Tensor:
+        """(B,) squared norm of each sample's gradient, float64."""
+
+    def weighted_sum(self, weights: Tensor, dropped: Tensor | None) -> Tensor:
+        """Sum over samples of weight times gradient, in the parameter's shape, without the samples in `dropped`.
+
+        `dropped` is a mask (B,) of samples with NaN or Inf: 0 x NaN is NaN, so a weight alone would not remove them.
+        """
+
+
+def squared_norms(tensor: Tensor) -> Tensor:
+    """(..., P) -> (...) squared Euclidean norms over the last dimension, in double.
+
+    Float32 sums of at most `_EXACT_LENGTH` squares are right to about 5e-7; longer ones would drift, and products of
+    norms could underflow, so the rest is done in double.
+    """
+    parts = tensor.split(_EXACT_LENGTH, dim=-1)
+    return torch.stack([torch.linalg.vector_norm(part, dim=-1).double().square_() for part in parts]).sum(0)
+
+
+def squared_rows(tensor: Tensor) -> Tensor:
+    """(B, ...) -> (B,) squared Euclidean norm of each sample's entries, in double."""
+    return squared_norms(tensor.flatten(1))
+
+
+def _zero(tensor: Tensor, dropped: Tensor | None) -> Tensor:
+    """Zero the entries of dropped samples in (B, ...)."""
+    return tensor if dropped is None else tensor.masked_fill(dropped.view(-1, *[1] * (tensor.dim() - 1)), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Gradients written out in slabs (S, B, P): S x P values a sample, in whatever order was fastest to write.
+
+    `to_parameter` turns a sum (S, P) of them into the parameter's shape.
+    """
+
+    values: Tensor
+    squared_norms: Tensor
+    to_parameter: Callable[[Tensor], Tensor]
+
+    def weighted_sum(self, weights: Tensor, dropped: Tensor | None) -> Tensor:
+        """One matrix-vector product over the stored gradients."""
+        values = _zero(self.values.transpose(0, 1), dropped).transpose(0, 1)
+        return self.to_parameter(weights @ values)  # (B) @ (S, B, P) -> (S, P)
+
+
+def stored(gradients: Tensor) -> Stored:
+    """Gradients (B, *parameter's shape), written out as they are."""
+    shape = gradients.shape[1:]
+    values = gradients.flatten(1).unsqueeze(0)
+    return Stored(values=values, squared_norms=squared_norms(values).sum(0), to_parameter=lambda t: t.view(shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recomputed:
+    """Gradients that are a bilinear form of layer inputs and output gradients: only those two are kept.
+
+    `form(inputs, grad_output)` gives the sum over the batch; it is run on the weighted output gradients.
+    """
+
+    inputs: Tensor
+    grad_output: Tensor
+    squared_norms: Tensor
+    form: Callable[[Tensor, Tensor], Tensor]
+
+    def weighted_sum(self, weights: Tensor, dropped: Tensor | None) -> Tensor:
+        """The batch's weight gradient with each sample's output gradient multiplied by its weight."""
+        inputs, grad_output = _zero(self.inputs, dropped), _zero(self.grad_output, dropped)
+        return self.form(inputs, grad_output * weights.view(-1, *[1] * (grad_output.dim() - 1)))
+
+
+def rounding_allowance(inputs: Tensor, grad_output: Tensor, uses_of_an_input: int = 1) -> Tensor:
+    """(B,) square of what rounding may add to a recomputed gradient, by Cauchy-Schwarz over its terms."""
+    return squared_rows(inputs) * squared_rows(grad_output) * (uses_of_an_input * _ROUNDING**2)

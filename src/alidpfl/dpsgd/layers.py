@@ -1,0 +1,130 @@
+"""One rule a layer: its per-sample gradients from what went in and the gradient that came back.
+
+A rule takes the module, the names of its trained parameters, the layer's input (B, ...), the gradient of the loss with
+respect to its output (B, ...), and whether it may keep gradients that it writes out (else only their norms).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from alidpfl.dpsgd.conv import conv2d_gradients
+from alidpfl.dpsgd.gradients import SCRATCH_BYTES, Recomputed, SampleGradients, rounding_allowance, squared_rows, stored
+
+LayerRule = Callable[[nn.Module, Sequence[str], Tensor, Tensor, bool], dict[str, SampleGradients]]
+
+
+def linear_gradients(
+    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, keep: bool
+) -> dict[str, SampleGradients]:
+    """Linear on (B, d) or (B, ..., d); with positions in between, the gradient is a sum over them."""
+    del module
+    found: dict[str, SampleGradients] = {}
+    if inputs.dim() == 2:  # noqa: PLR2004
+        squared = squared_rows(grad_output)
+        if "bias" in names:
+            found["bias"] = Recomputed(
+                inputs=inputs, grad_output=grad_output, squared_norms=squared, form=lambda _, g: g.sum(0)
+            )
+        if "weight" in names:
+            # |g a^T|^2 = |g|^2 |a|^2: nothing is written out (Goodfellow 2015).
+            found["weight"] = Recomputed(
+                inputs=inputs, grad_output=grad_output, squared_norms=squared * squared_rows(inputs), form=_outer
+            )
+        return found
+    inputs, grad_output = (
+        t.reshape(t.shape[0], -1, t.shape[-1]) for t in (inputs, grad_output)
+    )  # (B, T, d), (B, T, p)
+    if "bias" in names:
+        found["bias"] = stored(grad_output.sum(1))
+    if "weight" in names:
+        found["weight"] = _sequence_weight(inputs, grad_output, keep)
+    return found
+
+
+def _outer(inputs: Tensor, grad_output: Tensor) -> Tensor:
+    return grad_output.flatten(0, -2).mT @ inputs.flatten(0, -2)  # (p, B T) @ (B T, d)
+
+
+def _sequence_weight(inputs: Tensor, grad_output: Tensor, keep: bool) -> SampleGradients:
+    _, positions, width_in = inputs.shape
+    width_out = grad_output.shape[2]
+    size = width_in * width_out
+    if positions * (width_in + width_out) < size:  # fewer multiplications than writing the gradients out
+        squared = _gram_norms(inputs, grad_output)
+    elif keep:
+        return stored(torch.bmm(grad_output.mT, inputs))  # (B, p, d)
+    else:
+        chunk = max(1, SCRATCH_BYTES // (size * inputs.element_size()))
+        pairs = zip(inputs.split(chunk), grad_output.split(chunk), strict=True)
+        squared = torch.cat([squared_rows(torch.bmm(g.mT, a)) for a, g in pairs])
+    squared = squared + rounding_allowance(inputs, grad_output)
+    return Recomputed(inputs=inputs, grad_output=grad_output, squared_norms=squared, form=_outer)
+
+
+def _gram_norms(inputs: Tensor, grad_output: Tensor, mask: Tensor | None = None) -> Tensor:
+    """|sum_t g_t a_t^T|^2 = sum_ts <a_t, a_s> <g_t, g_s> (Li et al. 2022), or the mask in place of <a_t, a_s>.
+
+    In double: the terms may cancel, and a norm that comes out too small would let a sample exceed the clip norm.
+    """
+    grads = grad_output.double()
+    gram = torch.bmm(grads, grads.mT)  # (B, T, T)
+    if mask is None:
+        wide = inputs.double()
+        gram *= torch.bmm(wide, wide.mT)
+    else:
+        gram *= mask
+    return gram.flatten(1).sum(1).clamp_min_(0)
+
+
+def embedding_gradients(
+    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, keep: bool
+) -> dict[str, SampleGradients]:
+    """Embedding: rows of tokens that a sample repeats add up, which the mask of equal tokens accounts for."""
+    del names, keep
+    assert isinstance(module, nn.Embedding)  # noqa: S101
+    tokens = inputs.reshape(inputs.shape[0], -1)  # (B, T)
+    grads = grad_output.reshape(*tokens.shape, -1)  # (B, T, d)
+    if module.padding_idx is not None:
+        grads = grads * (tokens != module.padding_idx).unsqueeze(-1)
+    equal = tokens.unsqueeze(1) == tokens.unsqueeze(2)  # (B, T, T)
+    ones = torch.ones_like(tokens, dtype=grads.dtype)
+    squared = _gram_norms(tokens, grads, mask=equal) + rounding_allowance(ones, grads)
+    size = module.weight.shape
+
+    def add_rows(tokens: Tensor, grads: Tensor) -> Tensor:
+        return grads.new_zeros(size).index_add_(0, tokens.flatten(), grads.flatten(0, 1))
+
+    return {"weight": Recomputed(inputs=tokens, grad_output=grads, squared_norms=squared, form=add_rows)}
+
+
+def norm_gradients(
+    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, keep: bool
+) -> dict[str, SampleGradients]:
+    """GroupNorm and LayerNorm: one small vector a sample."""
+    del keep
+    if isinstance(module, nn.GroupNorm):
+        normalised = F.group_norm(inputs, module.num_groups, eps=module.eps)
+        summed = tuple(range(2, inputs.dim()))
+    else:
+        assert isinstance(module, nn.LayerNorm)  # noqa: S101
+        normalised = F.layer_norm(inputs, module.normalized_shape, eps=module.eps)
+        summed = tuple(range(1, inputs.dim() - len(module.normalized_shape)))
+    per_sample = {"weight": grad_output * normalised, "bias": grad_output}
+    return {name: stored(per_sample[name].sum(summed) if summed else per_sample[name]) for name in names}
+
+
+RULES: dict[type[nn.Module], LayerRule] = {
+    nn.Linear: linear_gradients,
+    nn.Conv2d: conv2d_gradients,
+    nn.Embedding: embedding_gradients,
+    nn.GroupNorm: norm_gradients,
+    nn.LayerNorm: norm_gradients,
+}
+
+
+def has_rule(module: nn.Module) -> bool:
+    """Whether a rule serves this module; subclasses do not count, since they may compute something else."""
+    return type(module) in RULES and getattr(module, "padding_mode", "zeros") == "zeros"

@@ -1,0 +1,158 @@
+"""The optional native kernels: found, chosen by what the CPU has, and called through ctypes.
+
+Everything here has a PyTorch path beside it that gives the same result; `ALIDPFL_NATIVE=0` in the environment or
+`disabled()` switches to it.
+"""
+
+import ctypes
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import astuple, dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_SUFFIX_AND_LANES = {2: ("avx512", 16), 1: ("avx2", 8), 0: ("portable", 4)}
+_switched_off: ContextVar[bool] = ContextVar("alidpfl_native_switched_off", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvShape:
+    """The C struct `conv_shape`, field by field; see _native.c."""
+
+    batch: int
+    sample_size: int
+    out_height: int
+    out_width: int
+    channels_out: int
+    runs_y: int
+    runs_x: int
+    run_length: int
+    run_step_y: int
+    run_step_x: int
+    step_y: int
+    step_x: int
+
+    @property
+    def rows(self) -> int:
+        """Weights of one output channel: kernel height x kernel width x input channels."""
+        return self.runs_y * self.runs_x * self.run_length
+
+
+@dataclass(frozen=True)
+class _Library:
+    handle: ctypes.CDLL
+    instruction_set: int
+
+    def function(self, name: str) -> "ctypes._NamedFuncPointer":
+        suffix, _ = _SUFFIX_AND_LANES[self.instruction_set]
+        return getattr(self.handle, f"alidpfl_{name}_{suffix}")  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _library() -> _Library | None:
+    if os.environ.get("ALIDPFL_NATIVE") == "0":
+        return None
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_native{suffix}")
+        if path.exists():
+            try:
+                handle = ctypes.CDLL(str(path))
+            except OSError:  # built for another machine: the PyTorch path serves
+                return None
+            return _Library(handle, handle.alidpfl_instruction_set())
+    return None
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Use the PyTorch path inside this block: for tests and comparisons."""
+    token = _switched_off.set(True)
+    try:
+        yield
+    finally:
+        _switched_off.reset(token)
+
+
+def is_available() -> bool:
+    """Whether the kernels were built, load here and are switched on."""
+    return not _switched_off.get() and _library() is not None
+
+
+def instruction_set() -> str:
+    """Name of the instruction set in use: avx512, avx2, portable, or "none" without the kernels."""
+    library = _library()
+    return "none" if library is None or not is_available() else _SUFFIX_AND_LANES[library.instruction_set][0]
+
+
+def serves_convolution(channels_out: int) -> bool:
+    """Whether the kernel takes a convolution with so many output channels (whole vectors only)."""
+    library = _library()
+    return is_available() and library is not None and channels_out % _SUFFIX_AND_LANES[library.instruction_set][1] == 0
+
+
+def conv_gradients(shape: ConvShape, inputs: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+    """Per-sample weight gradients (batch, rows, channels out) and their squared norms (batch,), all in NHWC."""
+    _check_contiguous(inputs, torch.float32, shape.batch * shape.sample_size)
+    positions = shape.out_height * shape.out_width
+    _check_contiguous(grad_output, torch.float32, shape.batch * positions * shape.channels_out)
+    weights = torch.empty(shape.batch, shape.rows, shape.channels_out)
+    squared = torch.empty(shape.batch, dtype=torch.float64)
+    fields = (ctypes.c_int64 * 12)(*astuple(shape))
+    _loaded().function("conv")(fields, *(_pointer(tensor) for tensor in (inputs, grad_output, weights, squared)))
+    return weights, squared
+
+
+def relu_pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    """ReLU and 2x2 max-pooling of x (B, H, W, C); also which entry of each window passed, for the backward pass."""
+    batch, height, width, channels = x.shape
+    _check_contiguous(x, torch.float32, x.numel())
+    out = torch.empty(batch, height // 2, width // 2, channels)
+    winner = torch.empty(out.shape, dtype=torch.uint8)
+    fields = (ctypes.c_int64 * 4)(*x.shape)
+    _loaded().function("relu_pool")(fields, _pointer(x), _pointer(out), _pointer(winner))
+    return out, winner
+
+
+def relu_pool_backward(grad: Tensor, winner: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Gradient with respect to x of the given shape (B, H, W, C)."""
+    _check_contiguous(grad, torch.float32, winner.numel())
+    _check_contiguous(winner, torch.uint8, shape[0] * (shape[1] // 2) * (shape[2] // 2) * shape[3])
+    covered = shape[1] % 2 == 0 and shape[2] % 2 == 0  # else the last row or column is in no window
+    grad_x = (torch.empty if covered else torch.zeros)(shape)
+    fields = (ctypes.c_int64 * 4)(*shape)
+    _loaded().function("relu_pool_backward")(fields, _pointer(grad), _pointer(winner), _pointer(grad_x))
+    return grad_x
+
+
+def box_muller(high: Tensor, low: Tensor, angle: Tensor, *, out: Tensor) -> None:
+    """Two standard normals for each triple of 32-bit random words; see randomness.py."""
+    pairs = len(high)
+    _check_contiguous(out, torch.float32, 2 * pairs)
+    for words in (high, low, angle):
+        _check_contiguous(words, torch.int32, pairs)
+    _loaded().function("box_muller")(
+        ctypes.c_int64(pairs), _pointer(high), _pointer(low), _pointer(angle), _pointer(out), _pointer(out[pairs:])
+    )
+
+
+def _loaded() -> _Library:
+    library = _library()
+    if library is None:
+        raise RuntimeError("the native kernels are not built: check is_available() first")
+    return library
+
+
+def _pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _check_contiguous(tensor: Tensor, dtype: torch.dtype, numel: int) -> None:
+    # C reads raw memory: a wrong shape here would be a wrong read there.
+    if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.numel() != numel:
+        raise ValueError(f"expected {numel} contiguous {dtype} values, got {tuple(tensor.shape)} {tensor.dtype}")

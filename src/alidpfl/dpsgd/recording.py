@@ -1,0 +1,163 @@
+"""One forward and one backward pass that record what each trained layer's rule needs.
+
+While recording, no parameter requires a gradient, so autograd computes no batch weight gradient. An identity "tap" on
+each trained layer's output keeps the graph alive from the first trained layer on and hands the rule the layer's output
+gradient when the backward pass comes by.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from alidpfl.dpsgd.fallback import vmap_gradients
+from alidpfl.dpsgd.gradients import SampleGradients
+from alidpfl.dpsgd.layers import RULES, has_rule
+from alidpfl.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A module whose trained parameters are handled together: by a rule, or by vmap over all that is below it."""
+
+    path: str
+    module: nn.Module
+    names: tuple[str, ...]  # of the trained parameters, relative to the module
+    has_rule: bool
+
+    @property
+    def num_params(self) -> int:
+        """How many numbers are trained here."""
+        return sum(self.module.get_parameter(name).numel() for name in self.names)
+
+    def full_name(self, name: str) -> str:
+        """The parameter's name in the whole model."""
+        return f"{self.path}.{name}" if self.path else name
+
+
+def find_units(module: nn.Module, path: str = "") -> Iterator[Unit]:
+    """Split a model into units; a module with parameters of its own and no rule takes its children along."""
+    own = tuple(name for name, p in module.named_parameters(recurse=False) if p.requires_grad)
+    if own and has_rule(module):
+        yield Unit(path=path, module=module, names=own, has_rule=True)
+    elif own:
+        below = tuple(name for name, p in module.named_parameters() if p.requires_grad)
+        yield Unit(path=path, module=module, names=below, has_rule=False)
+    else:
+        for name, child in module.named_children():
+            yield from find_units(child, f"{path}.{name}" if path else name)
+
+
+class _Tap(torch.autograd.Function):
+    """Identity on a layer's outputs. `anchor` requires a gradient, and with it everything behind the tap does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, on_gradient: Callable[[tuple[Tensor, ...]], None], *outputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        del anchor
+        ctx.on_gradient = on_gradient
+        ctx.mark_dirty(*outputs)  # in place, so that an in-place activation may follow
+        return outputs
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.on_gradient(grads)  # type: ignore[attr-defined]
+        return (None, None, *grads)
+
+
+class Recording:
+    """Hooks on the units of a model during one pass; afterwards `found` holds the gradients by full name."""
+
+    def __init__(self, units: Sequence[Unit], kept: frozenset[str], batch_size: int) -> None:
+        self.found: dict[str, SampleGradients] = {}
+        self._units, self._kept, self._batch_size = units, kept, batch_size
+        self._anchor = torch.ones((), requires_grad=True)
+        self._called: set[str] = set()
+        self._listening = False
+
+    def run(self, losses: Callable[[], Tensor]) -> Tensor:
+        """Compute the per-sample losses and their gradients; returns the losses (B,), detached."""
+        with self._hooks(), self._parameters_at_rest(), torch.enable_grad():
+            self._listening = True
+            values = losses()
+            self._listening = False  # vmap runs the modules again
+            if values.requires_grad:  # else no trained layer reaches the loss: every gradient is zero
+                torch.autograd.grad(values.sum(), self._anchor, allow_unused=True)
+        return values.detach()
+
+    @contextmanager
+    def _hooks(self) -> Iterator[None]:
+        handles = [unit.module.register_forward_hook(self._hook_for(unit), with_kwargs=True) for unit in self._units]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def _parameters_at_rest(self) -> Iterator[None]:
+        parameters = [unit.module.get_parameter(name) for unit in self._units for name in unit.names]
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(True)
+
+    def _hook_for(self, unit: Unit) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            del module
+            if not self._listening:
+                return None
+            if unit.path in self._called:
+                raise UnsupportedModelError(
+                    f"{unit.path or 'the model'} ({type(unit.module).__name__}) is used twice in one forward pass, so "
+                    "its per-sample gradients would have to be added before clipping; make a layer for each use"
+                )
+            self._called.add(unit.path)
+            return self._tap(unit, (*args, *kwargs.values()), output)
+
+        return hook
+
+    def _tap(self, unit: Unit, inputs: tuple[Any, ...], output: Any) -> Any:
+        outputs = (output,) if isinstance(output, Tensor) else output
+        tensors = [t for t in outputs if t is not None] if isinstance(outputs, tuple) else []
+        for tensor in (*inputs, *tensors):
+            if not isinstance(tensor, Tensor) or tensor.dim() == 0 or tensor.shape[0] != self._batch_size:
+                raise UnsupportedModelError(_not_batched(unit, tensor))
+        if not tensors or (unit.has_rule and len(inputs) != 1):
+            raise UnsupportedModelError(_not_batched(unit, output))
+        detached = tuple(t.detach() for t in inputs)
+
+        def on_gradient(grads: tuple[Tensor, ...]) -> None:
+            self._record(unit, detached, grads)
+
+        # A module without a rule, or a view, may need its output unchanged for its own backward pass.
+        fresh = [t if unit.has_rule and not t._is_view() else t.clone() for t in tensors]
+        tapped = iter(_Tap.apply(self._anchor, on_gradient, *fresh))  # type: ignore[no-untyped-call]
+        if isinstance(output, Tensor):
+            return next(tapped)
+        return tuple(None if t is None else next(tapped) for t in output)
+
+    def _record(self, unit: Unit, inputs: tuple[Tensor, ...], grads: tuple[Tensor, ...]) -> None:
+        with torch.no_grad():
+            if unit.has_rule:
+                rule = RULES[type(unit.module)]
+                found = rule(unit.module, unit.names, inputs[0], grads[0], unit.path in self._kept)
+            else:
+                found = vmap_gradients(unit.module, unit.names, inputs, grads)
+        self.found.update({unit.full_name(name): gradients for name, gradients in found.items()})
+
+
+def _not_batched(unit: Unit, value: object) -> str:
+    seen = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return (
+        f"{unit.path or 'the model'} ({type(unit.module).__name__}) takes or gives {seen}; per-sample gradients need "
+        "tensors whose first dimension is the batch: keep the batch first and do not merge it with other dimensions"
+    )

@@ -1,0 +1,23 @@
+"""Poisson sampling: every record joins a batch by its own coin."""
+
+from torch import Tensor
+
+from alidpfl.dpsgd.randomness import RandomStream
+from alidpfl.errors import ConfigError
+
+
+def poisson_sample(num_records: int, sample_rate: float, random: RandomStream) -> Tensor:
+    """Indices of the records of one batch, each included independently with probability `sample_rate`.
+
+    The batch size is random and may be zero: the accounting (Mironov et al. 2019) is for this sampling and for no
+    other; shuffled batches of a fixed size are not covered by it (Chua et al. 2024). Indices and batch size are
+    private: neither may leave the client.
+
+    >>> poisson_sample(5, 1.0, RandomStream.seeded(0)).tolist()
+    [0, 1, 2, 3, 4]
+    """
+    if not 0 < sample_rate <= 1:
+        raise ConfigError(f"sample_rate={sample_rate} must be in (0, 1]; did you pass a batch size?")
+    if num_records < 0:
+        raise ConfigError(f"num_records={num_records} must not be negative")
+    return (random.uniform(num_records) < sample_rate).nonzero().squeeze(1)

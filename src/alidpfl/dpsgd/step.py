@@ -1,0 +1,108 @@
+"""One DP-SGD iteration: clip, sum, add noise, divide by a public constant, step (Abadi et al. 2016)."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from alidpfl.dpsgd.clipping import BatchStatistics, PerSampleClipper
+from alidpfl.dpsgd.randomness import RandomStream
+from alidpfl.errors import ConfigError
+
+NO_NOISE = "no-noise"
+NO_CLIPPING = "no-clipping"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """The numbers of a DP-SGD iteration. All of them are public.
+
+    `unsafe` names what is switched off on purpose, for baselines without privacy: "no-noise" admits
+    noise_multiplier=0, and "no-clipping" clip_norm=inf beside it.
+    """
+
+    clip_norm: float
+    """C: largest contribution of a sample, the sensitivity of the sum."""
+    noise_multiplier: float
+    """σ: standard deviation of the noise in units of the clip norm."""
+    learning_rate: float
+    """η."""
+    expected_batch_size: float
+    """q n, fixed at enrolment: the divisor. Never the realised batch size, which would be a release of its own."""
+    unsafe: frozenset[str] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        unknown = set(self.unsafe) - {NO_NOISE, NO_CLIPPING}
+        if unknown:
+            raise ConfigError(f"unsafe={sorted(unknown)} is unknown; it may name {NO_NOISE!r} and {NO_CLIPPING!r}")
+        if not (self.noise_multiplier > 0 or (self.noise_multiplier == 0 and NO_NOISE in self.unsafe)):
+            raise ConfigError(
+                f"noise_multiplier={self.noise_multiplier} must be greater than 0; for training without privacy pass "
+                f"0 and unsafe={{{NO_NOISE!r}}}"
+            )
+        if not (self.clip_norm > 0 and (math.isfinite(self.clip_norm) or self._may_skip_clipping())):
+            raise ConfigError(
+                f"clip_norm={self.clip_norm} must be finite and greater than 0; for training without privacy pass inf, "
+                f"noise_multiplier=0 and unsafe={{{NO_NOISE!r}, {NO_CLIPPING!r}}}"
+            )
+        for name in ("noise_multiplier", "learning_rate", "expected_batch_size"):
+            value = getattr(self, name)
+            if not math.isfinite(value):
+                raise ConfigError(f"{name}={value} must be finite")
+        if self.learning_rate <= 0:
+            raise ConfigError(f"learning_rate={self.learning_rate} must be greater than 0")
+        if self.expected_batch_size <= 0:
+            raise ConfigError(
+                f"expected_batch_size={self.expected_batch_size} must be greater than 0: "
+                "it is sample_rate x number of records"
+            )
+
+    def _may_skip_clipping(self) -> bool:
+        return NO_CLIPPING in self.unsafe and self.noise_multiplier == 0
+
+    @property
+    def noise_scale(self) -> float:
+        """Standard deviation of the noise on each coordinate of the sum, σC."""
+        return self.noise_multiplier * self.clip_norm if self.noise_multiplier else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step leaves: one part is public once the step is charged, the other must stay on the client."""
+
+    noised_sum: dict[str, Tensor]
+    """Clipped sum + noise, by parameter name: what (ε, δ) covers. Divided by the expected batch size: the gradient."""
+    private: BatchStatistics
+    """Un-noised norms and losses: they stay on the client."""
+
+
+def noised_sum(
+    clipper: PerSampleClipper, inputs: Tensor, targets: Tensor, settings: StepSettings, random: RandomStream
+) -> StepResult:
+    """The clipped gradient sum of a Poisson-sampled batch with noise N(0, σ²C² I) on it."""
+    clipped = clipper.clipped_sum(inputs, targets, clip_norm=settings.clip_norm, seed=random.integer())
+    # Empty batch: still add noise, or the release reveals that it was empty.
+    add_noise(clipped.gradients, settings.noise_scale, random)
+    return StepResult(noised_sum=clipped.gradients, private=clipped.statistics)
+
+
+def add_noise(gradients: dict[str, Tensor], scale: float, random: RandomStream) -> None:
+    """Add N(0, scale² I) to all tensors in place."""
+    if scale == 0:
+        return
+    sizes = [gradient.numel() for gradient in gradients.values()]
+    noise = random.normal(sum(sizes))
+    for gradient, part in zip(gradients.values(), noise.split(sizes), strict=True):
+        gradient.add_(part.view(gradient.shape), alpha=scale)
+
+
+@torch.no_grad()
+def dp_sgd_step(
+    clipper: PerSampleClipper, inputs: Tensor, targets: Tensor, settings: StepSettings, random: RandomStream
+) -> StepResult:
+    """One iteration: the trained parameters move by -η (clipped sum + noise) / expected batch size, in place."""
+    result = noised_sum(clipper, inputs, targets, settings, random)
+    for name, parameter in clipper.parameters.items():
+        parameter.sub_(result.noised_sum[name], alpha=settings.learning_rate / settings.expected_batch_size)
+    return result

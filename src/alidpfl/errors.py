@@ -1,0 +1,25 @@
+"""Every error that alidpfl raises on purpose.
+
+A message says what is wrong, with which value, and what to do about it. The command line turns these errors into one
+line on standard error and exit status 2; anything else is a bug of ours.
+"""
+
+
+class AliDpflError(Exception):
+    """Base of all errors that a user can cause and mend."""
+
+
+class ConfigError(AliDpflError, ValueError):
+    """A parameter is outside its valid range, or parameters contradict one another."""
+
+
+class BudgetExceededError(AliDpflError):
+    """The privacy budget does not pay for what was asked; nothing was spent."""
+
+
+class UnsupportedModelError(AliDpflError):
+    """The model has no exact per-sample gradient, or this engine cannot compute it."""
+
+
+class DataError(AliDpflError):
+    """Data do not have the form that the model or the loader needs. The message never quotes a data value."""

@@ -1,0 +1,22 @@
+"""Privacy accounting: what steps cost, how many a budget pays for, how much noise they need. Never imports torch."""
+
+from alidpfl.privacy.accountants import ACCOUNTANTS, ORDERS
+from alidpfl.privacy.accounting import NOISE_TOLERANCE, epsilon, max_steps, noise_multiplier_for
+from alidpfl.privacy.budget import PrivacyBudget
+from alidpfl.privacy.filter import RdpFilter
+from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian
+
+__all__ = [
+    "ACCOUNTANTS",
+    "MAX_STEPS",
+    "NOISE_TOLERANCE",
+    "ORDERS",
+    "GaussianRelease",
+    "Mechanism",
+    "PrivacyBudget",
+    "RdpFilter",
+    "SampledGaussian",
+    "epsilon",
+    "max_steps",
+    "noise_multiplier_for",
+]

@@ -1,0 +1,36 @@
+"""What a data set may spend."""
+
+import sys
+from dataclasses import dataclass
+
+from alidpfl.privacy import checks
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyBudget:
+    """(ε, δ) of sample-level differential privacy, add-or-remove-one, for everything released from one data set.
+
+    Both numbers are public.
+
+    >>> PrivacyBudget(epsilon=2.0, delta=1e-5)
+    PrivacyBudget(epsilon=2.0, delta=1e-05)
+    """
+
+    epsilon: float
+    """Natural-log units, finite, > 0."""
+    delta: float
+    """A probability in (0, 1); usually well below one over the number of samples."""
+
+    def __post_init__(self) -> None:
+        epsilon = checks.between(
+            "epsilon", self.epsilon, sys.float_info.min, sys.float_info.max, rule="must be finite and above 0"
+        )
+        object.__setattr__(self, "epsilon", epsilon)
+        object.__setattr__(self, "delta", checked_delta(self.delta))
+
+
+def checked_delta(delta: object) -> float:
+    """`delta` as a float in (0, 1)."""
+    rule = "must be in (0, 1); did you pass epsilon? A usual choice is below 1 / number of samples"
+    number = checks.real("delta", delta, rule=rule)
+    return checks.real("delta", number, valid=0 < number < 1, rule=rule)

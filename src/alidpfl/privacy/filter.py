@@ -1,0 +1,93 @@
+"""Accounting for noise that is chosen by looking at earlier outputs (Adap DP-FL lowers σ when the loss falls).
+
+Ordinary composition needs all sampling rates and noise multipliers fixed in advance. A Rényi filter does not: fix an
+order α and a limit B, let every next mechanism depend on all outputs so far, and stop before the sum of the R(α) of
+what was run crosses B. The whole is then (α, B)-RDP (Feldman & Zrnic 2020, "Individual privacy accounting via a Rényi
+filter", arXiv 2008.11193).
+
+The order must be fixed before the first output. Going on while *any* order of a grid still fits lets the outputs
+choose the order, and the theorem no longer applies: a union bound over the grid would divide δ by its length.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from alidpfl.errors import BudgetExceededError
+from alidpfl.privacy import checks
+from alidpfl.privacy.accountants import ORDERS, converted, rdp_of_step
+from alidpfl.privacy.budget import PrivacyBudget
+from alidpfl.privacy.mechanisms import MAX_STEPS, Mechanism, SampledGaussian, merged
+from alidpfl.privacy.search import largest_affordable
+
+
+@dataclass(frozen=True, kw_only=True)
+class RdpFilter:
+    """A budget, a Rényi order fixed in advance, and what was spent of it; `charge` returns the next state.
+
+    Charge before the mechanism runs. Everything in here is public or post-processing of released outputs.
+
+    >>> budget = PrivacyBudget(epsilon=2.0, delta=1e-5)
+    >>> filter = RdpFilter.for_plan(budget, sample_rate=0.015, noise_multiplier=1.1)
+    >>> filter = filter.charge(SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=500))
+    >>> filter.affordable_steps(sample_rate=0.015, noise_multiplier=1.0)
+    22
+    """
+
+    budget: PrivacyBudget
+    order: int
+    """α, chosen from public values only, before the first output."""
+    rdp_spent: float = 0.0
+    """Sum of R(α) over what was charged."""
+
+    def __post_init__(self) -> None:
+        checks.whole("order", self.order, low=2, high=max(ORDERS))
+        checks.between("rdp_spent", self.rdp_spent, 0, math.inf, rule="must be finite and at least 0")
+
+    @classmethod
+    def for_plan(cls, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float) -> "RdpFilter":
+        """The filter whose order allows the most steps of a planned mechanism, which must be public."""
+        filters = [cls(budget=budget, order=order) for order in ORDERS]
+        steps = [f.affordable_steps(sample_rate, noise_multiplier) for f in filters]
+        if max(steps) == 0:
+            raise BudgetExceededError(
+                f"epsilon={budget.epsilon:g} at delta={budget.delta:g} does not pay for one step at sample_rate="
+                f"{sample_rate:g}, noise_multiplier={noise_multiplier:g} at any order: raise epsilon or the noise"
+            )
+        return filters[steps.index(max(steps))]
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε at the budget's δ of what was charged so far; 0 before the first charge."""
+        return self._epsilon(self.rdp_spent)
+
+    def charge(self, mechanism: Mechanism) -> "RdpFilter":
+        """The filter after `mechanism`; BudgetExceededError, and nothing spent, if that would cross the budget."""
+        rdp_spent = self.rdp_spent + sum(m.steps * self._rdp_of_step(m) for m in merged([mechanism]))
+        if not self._epsilon(rdp_spent) <= self.budget.epsilon:
+            raise BudgetExceededError(
+                f"{mechanism} would spend epsilon={self._epsilon(rdp_spent):.6g} of epsilon={self.budget.epsilon:g} "
+                f"at delta={self.budget.delta:g}, order {self.order}; epsilon={self.epsilon_spent:.6g} is spent: "
+                "charge fewer steps (see affordable_steps) or stop"
+            )
+        return replace(self, rdp_spent=rdp_spent)
+
+    def affordable_steps(self, sample_rate: float, noise_multiplier: float) -> int:
+        """How many steps of this mechanism can still be charged at once: 0 to MAX_STEPS."""
+        step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
+        rdp_of_step = self._rdp_of_step(step)
+        return largest_affordable(
+            lambda steps: self._epsilon(self.rdp_spent + steps * rdp_of_step),
+            self.budget.epsilon,
+            low=0,
+            high=MAX_STEPS,
+            guess=1,
+        )
+
+    def _rdp_of_step(self, mechanism: SampledGaussian) -> float:
+        return float(rdp_of_step(mechanism.sample_rate, mechanism.noise_multiplier, (self.order,))[0])
+
+    def _epsilon(self, rdp_spent: float) -> float:
+        # A fixed increasing function of the sum, so `<= ε` is `sum <= B` for a B fixed in advance.
+        return converted((self.order,), np.array([rdp_spent]), self.budget.delta)

@@ -1,0 +1,40 @@
+"""Settings for all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+_skipped_real_data: list[str] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """As training runs: one thread a process. Two threads on small tensors mostly wait for one another."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Where the real data sets are; only for tests marked `real_data`."""
+    path = Path(os.environ.get("ALIDPFL_DATA_DIR", ""))
+    if not os.environ.get("ALIDPFL_DATA_DIR") or not path.is_dir():
+        pytest.skip("needs the real data sets: set ALIDPFL_DATA_DIR")
+    return path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    report = yield
+    if report.skipped and "real_data" in item.keywords:
+        _skipped_real_data.append(item.nodeid)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Where CI has the data, a test of them that was skipped is a failure."""
+    if os.environ.get("ALIDPFL_REQUIRE_REAL_DATA") and _skipped_real_data:
+        print(f"\nALIDPFL_REQUIRE_REAL_DATA is set, but these tests were skipped: {', '.join(_skipped_real_data)}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,226 @@
+"""Exactness of the clipped sum: against the oracle, in its limits, and whatever the batch is split into."""
+
+import contextlib
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from alidpfl.dpsgd import PerSampleClipper, clip_factors, native
+from alidpfl.dpsgd.recording import find_units
+
+from .oracle import clipped_sum, distance, gradients_one_by_one, norm
+from .zoo import CASES
+
+PATHS = {"native": contextlib.nullcontext, "torch": native.disabled}
+
+
+@pytest.fixture(params=PATHS)
+def path(request):
+    if request.param == "native" and not native.is_available():
+        pytest.skip("the native kernels are not built on this machine")
+    with PATHS[request.param]():
+        yield request.param
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("keep", ["stored", "recomputed"])
+def test_equals_the_oracle(name, keep, path):
+    """Norms and the clipped sum, with a clip norm that clips about half of the samples."""
+    model, (x, y) = CASES[name].model(), CASES[name].batch(7)
+    truth = gradients_one_by_one(model, x, y)
+    norms = torch.tensor([norm(g) for g in truth])
+    clip_norm = float(norms.median())
+
+    limit = 32 << 20 if keep == "stored" else 0
+    ours = PerSampleClipper(model, max_gradient_bytes=limit).clipped_sum(x, y, clip_norm=clip_norm, seed=0)
+
+    torch.testing.assert_close(ours.statistics.norms, norms.double(), rtol=2e-5, atol=1e-7)
+    assert (norms > clip_norm).any()
+    assert (norms < clip_norm).any()
+    assert distance(ours.gradients, clipped_sum(truth, clip_norm)) <= 1e-4 * clip_norm
+
+
+@pytest.mark.parametrize("name", ["paper-cnn-mnist", "resnet", "embedding", "fallback", "sequence-gram"])
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_physical_batch_sizes_agree_with_a_plain_loop(name, size, path):
+    model, (x, y) = CASES[name].model(), CASES[name].batch(19)
+    truth = clipped_sum(gradients_one_by_one(model, x, y), 0.7)
+    ours = PerSampleClipper(model, microbatch_size=size).clipped_sum(x, y, clip_norm=0.7, seed=0)
+    assert ours.statistics.norms.shape == (19,)
+    assert distance(ours.gradients, truth) <= 1e-4
+
+
+@pytest.mark.parametrize("name", ["paper-cnn-mnist", "resnet", "embedding", "attention"])
+def test_no_clipping_gives_the_batch_gradient(name, path):
+    model, (x, y) = CASES[name].model(), CASES[name].batch(12)
+    batch = torch.autograd.grad(F.cross_entropy(model(x), y, reduction="sum"), list(model.parameters()))
+    ours = PerSampleClipper(model).clipped_sum(x, y, clip_norm=math.inf, seed=0)
+    for (parameter, _), gradient in zip(model.named_parameters(), batch, strict=True):
+        torch.testing.assert_close(ours.gradients[parameter], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not native.is_available(), reason="the native kernels are not built on this machine")
+@pytest.mark.parametrize("name", [name for name in CASES if "conv" in name or "cnn" in name or name == "resnet"])
+def test_native_and_torch_paths_agree(name):
+    model, (x, y) = CASES[name].model(), CASES[name].batch(9)
+    clipper = PerSampleClipper(model)
+    fast = clipper.clipped_sum(x, y, clip_norm=0.5, seed=0)
+    with native.disabled():
+        slow = clipper.clipped_sum(x, y, clip_norm=0.5, seed=0)
+    torch.testing.assert_close(fast.statistics.norms, slow.statistics.norms, rtol=1e-5, atol=1e-7)
+    assert distance(fast.gradients, slow.gradients) <= 2e-5
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    norms=st.lists(st.floats(0, 1e30), min_size=1, max_size=8),
+    clip_norm=st.floats(1e-6, 1e6),
+)
+def test_no_contribution_exceeds_the_clip_norm(norms, clip_norm):
+    norms = torch.tensor(norms, dtype=torch.float64)
+    factors = clip_factors(norms, clip_norm).float().double()  # as they are applied
+    assert (factors <= 1).all()
+    assert (factors * norms <= clip_norm).all()
+    assert ((factors == 1) | (factors * norms >= clip_norm * (1 - 2e-6))).all(), "clipped more than needed"
+
+
+def test_factors_at_the_limits():
+    norms = torch.tensor([0.0, 1.0, math.inf, math.nan], dtype=torch.float64)
+    assert clip_factors(norms, 2.0).tolist() == [1, 1, 0, 0]
+    assert clip_factors(norms, math.inf).tolist() == [1, 1, 0, 0]
+
+
+@settings(deadline=None, max_examples=25)
+@given(scale=st.floats(1e-3, 1e4), clip_norm=st.floats(1e-3, 1e2), seed=st.integers(0, 10**6))
+def test_a_single_sample_contributes_at_most_the_clip_norm(scale, clip_norm, seed):
+    """What is really summed, in floating point, and not only what the factors promise."""
+    for name in ("resnet", "sequence-gram", "sequence-stored", "embedding"):
+        case = CASES[name]
+        x, y = case.batch(1, seed)
+        model = case.model()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter *= 1 + math.log10(scale)
+        for limit in (0, 32 << 20):
+            ours = PerSampleClipper(model, max_gradient_bytes=limit).clipped_sum(x, y, clip_norm=clip_norm, seed=0)
+            assert norm(ours.gradients) <= clip_norm * (1 + 1e-6)
+
+
+def test_cancelling_positions_do_not_slip_through():
+    """Two positions whose huge gradients cancel: rounding decides what is left, and it must still be clipped."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64, bias=False)
+    a = torch.randn(1, 1, 64).expand(1, 2, 64)
+    v = 1e4 * torch.randn(64)
+    delta = 1e-3 * torch.randn(64)
+    weights = torch.stack([v, delta - v])  # output gradients of the two positions
+
+    def loss(outputs, targets):
+        return (outputs * weights).sum((1, 2))
+
+    assert list(find_units(layer))[0].has_rule
+    for limit in (0, 32 << 20):
+        clipper = PerSampleClipper(layer, loss=loss, max_gradient_bytes=limit)
+        ours = clipper.clipped_sum(a, torch.zeros(1), clip_norm=1e-3, seed=0)
+        assert norm(ours.gradients) <= 1e-3 * (1 + 1e-6)
+
+
+def test_frozen_parameters_get_no_gradient_and_do_not_count():
+    model, (x, y) = CASES["resnet"].model(), CASES["resnet"].batch(5)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith("0.") and not name.endswith("bias"))
+    truth = gradients_one_by_one(model, x, y)
+    ours = PerSampleClipper(model).clipped_sum(x, y, clip_norm=0.1, seed=0)
+    assert ours.gradients.keys() == truth[0].keys()
+    torch.testing.assert_close(
+        ours.statistics.norms, torch.tensor([norm(g) for g in truth]).double(), rtol=1e-5, atol=0
+    )
+    assert distance(ours.gradients, clipped_sum(truth, 0.1)) <= 1e-5
+
+
+def test_the_model_is_left_as_it_was():
+    model, (x, y) = CASES["paper-cnn-mnist"].model(), CASES["paper-cnn-mnist"].batch(3)
+    model[7].weight.requires_grad_(False)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    state = torch.get_rng_state()
+    PerSampleClipper(model).clipped_sum(x, y, clip_norm=1.0, seed=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name])
+        assert parameter.requires_grad == (name != "7.weight")
+        assert parameter.grad is None
+    assert not any(m._forward_hooks for m in model.modules())
+    assert [type(m) for m in model] == [type(m) for m in CASES["paper-cnn-mnist"].model()]
+
+
+def test_the_model_is_left_as_it_was_after_an_error():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+
+    def loss(outputs, targets):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        PerSampleClipper(model, loss=loss).clipped_sum(torch.rand(2, 4), torch.zeros(2), clip_norm=1.0, seed=0)
+    assert all(p.requires_grad for p in model.parameters())
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_dropout_is_seeded_and_active():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 50), nn.Dropout(0.5), nn.ReLU(), nn.Linear(50, 3))
+    x, y = torch.randn(8, 10), torch.randint(3, (8,))
+    clipper = PerSampleClipper(model)
+    first, again, other = (clipper.clipped_sum(x, y, clip_norm=1.0, seed=s) for s in (1, 1, 2))
+    assert distance(first.gradients, again.gradients) == 0
+    assert distance(first.gradients, other.gradients) > 1e-3
+    model.eval()
+    without = PerSampleClipper(model).clipped_sum(x, y, clip_norm=1.0, seed=1)
+    assert distance(first.gradients, without.gradients) > 1e-3
+
+
+def test_float64_models():
+    model = CASES["resnet"].model().double()
+    x, y = CASES["resnet"].batch(5)
+    truth = gradients_one_by_one(model, x.double(), y)
+    ours = PerSampleClipper(model).clipped_sum(x.double(), y, clip_norm=0.5, seed=0)
+    assert distance(ours.gradients, clipped_sum(truth, 0.5)) <= 1e-5
+
+
+def test_own_loss():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    x, y = torch.randn(6, 4), torch.rand(6)
+
+    def squared_error(outputs, targets):
+        return (outputs.squeeze(1) - targets).square()
+
+    truth = gradients_one_by_one(model, x, y, squared_error)
+    ours = PerSampleClipper(model, loss=squared_error).clipped_sum(x, y, clip_norm=0.5, seed=0)
+    assert distance(ours.gradients, clipped_sum(truth, 0.5)) <= 1e-5
+
+
+def test_gradient_memory_is_bounded_whatever_the_batch():
+    """Bytes of written-out gradients alive at once, for a limit far below what the batch would need."""
+    model, (x, y) = CASES["paper-cnn-mnist"].model(), CASES["paper-cnn-mnist"].batch(64)
+    limit = 2 << 20
+    seen = []
+    for size in (8, 64):
+        clipper = PerSampleClipper(model, max_gradient_bytes=limit)
+        kept = clipper._kept_units(size)
+        seen.append(kept)
+        stored = 4 * size * sum(unit.num_params for unit in find_units(model) if unit.path in kept)
+        assert stored <= limit
+        truth = PerSampleClipper(model).clipped_sum(x[:size], y[:size], clip_norm=1.0, seed=0)
+        ours = clipper.clipped_sum(x[:size], y[:size], clip_norm=1.0, seed=0)
+        assert distance(ours.gradients, truth.gradients) <= 1e-4
+    assert seen[0] != seen[1], "the larger batch must keep fewer layers"
+
+
+def test_a_fallback_module_shrinks_the_microbatch():
+    clipper = PerSampleClipper(CASES["conv1d"].model(), max_gradient_bytes=600)
+    assert clipper._microbatch_size == 600 // (4 * (6 * 3 * 3 + 6))

@@ -1,0 +1,218 @@
+"""Noise and sampling: the right distribution, and tests that would notice a wrong one."""
+
+import contextlib
+import copy
+import math
+import os
+import pickle
+
+import pytest
+import torch
+from scipy import stats
+
+from alidpfl.dpsgd import RandomStream, native, poisson_sample
+from alidpfl.dpsgd.randomness import _box_muller
+from alidpfl.errors import ConfigError
+
+PATHS = {"native": contextlib.nullcontext, "torch": native.disabled}
+DRAWS = 125_000
+
+
+@pytest.fixture(params=PATHS)
+def path(request):
+    if request.param == "native" and not native.is_available():
+        pytest.skip("the native kernels are not built on this machine")
+    with PATHS[request.param]():
+        yield request.param
+
+
+def _looks_standard_normal(sample) -> bool:
+    """Standard deviation within 5 of its own (1 %), and Kolmogorov-Smirnov at a level of one in a million."""
+    sd_of_sd = 1 / math.sqrt(2 * len(sample))
+    right_scale = abs(float(sample.std()) - 1) < 5 * sd_of_sd
+    return right_scale and bool(stats.kstest(sample.double().numpy(), "norm").pvalue > 1e-6)
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_noise_is_standard_normal(path, secure):
+    stream = RandomStream.secure() if secure else RandomStream.seeded(5)
+    sample = stream.normal(DRAWS)
+    assert _looks_standard_normal(sample)
+    assert abs(float(sample.mean())) < 5 / math.sqrt(DRAWS)
+    assert abs(float(sample.double().pow(4).mean()) - 3) < 5 * math.sqrt(96 / DRAWS)
+
+
+@pytest.mark.parametrize("factor", [2 / 3, 0.97, 1.03, 1.5])
+def test_the_test_of_noise_can_fail(factor):
+    assert not _looks_standard_normal(factor * RandomStream.seeded(6).normal(DRAWS))
+
+
+def test_tails_are_there(path):
+    """4 million draws: the share beyond 4 and 4.5 standard deviations is the normal one."""
+    sample = RandomStream.seeded(8).normal(1 << 22).abs()
+    for bound in (3.0, 4.0, 4.5):
+        expected = len(sample) * 2 * stats.norm.sf(bound)
+        assert abs(int((sample > bound).sum()) - expected) < 5 * math.sqrt(expected)
+
+
+def test_the_tail_reaches_nine_standard_deviations(path):
+    """The rarest words of the keystream give the farthest numbers, finite ones; the commonest end is 0."""
+    transform = native.box_muller if path == "native" else _box_muller
+    high = torch.tensor([0, 0, -1, 0x7FFFFFFF], dtype=torch.int32)
+    low = torch.tensor([0, -1, -1, 0], dtype=torch.int32)
+    out = torch.empty(8)
+    transform(high, low, torch.zeros(4, dtype=torch.int32), out=out)
+    assert torch.isfinite(out).all()
+    assert 9.2 < float(out[0]) < 9.4
+    assert 6.5 < float(out[1]) < 6.7
+    assert abs(float(out[2])) < 1e-3
+
+
+def test_noise_is_uncorrelated_across_draws_and_streams(path):
+    n = DRAWS
+    first, second = RandomStream.seeded(1, 0), RandomStream.seeded(1, 1)
+    a, b, c = first.normal(n), first.normal(n), second.normal(n)
+    halves = a[: n // 2], a[n // 2 : 2 * (n // 2)]
+    for x, y in (
+        (a, b),
+        (a, c),
+        (a[:-1], a[1:]),
+        halves,
+        (a.square(), b.square()),
+        (halves[0].square(), halves[1].square()),
+    ):
+        assert abs(float(torch.corrcoef(torch.stack((x, y)))[0, 1])) < 5 / math.sqrt(len(x))
+
+
+@pytest.mark.skipif(not native.is_available(), reason="the native kernels are not built on this machine")
+def test_native_and_torch_noise_agree():
+    fast = RandomStream.seeded(3, 4).normal(200_001)
+    with native.disabled():
+        slow = RandomStream.seeded(3, 4).normal(200_001)
+    torch.testing.assert_close(fast, slow, rtol=1e-5, atol=2e-6)
+
+
+def test_counts_and_order():
+    for count in (0, 1, 2, 7, 65_536, 65_537):
+        assert RandomStream.seeded(0).normal(count).shape == (count,)
+        assert RandomStream.seeded(0).uniform(count).shape == (count,)
+
+
+def test_seeded_streams_repeat_and_differ_by_every_part_of_the_path():
+    draws = {
+        path: tuple(RandomStream.seeded(*path).normal(4).tolist())
+        for path in [(1,), (1, 0), (0, 1), (1, 0, 0), (-1,), (11,), (1, 1)]
+    }
+    assert len(set(draws.values())) == len(draws)
+    assert tuple(RandomStream.seeded(1, 0).normal(4).tolist()) == draws[1, 0]
+
+
+def test_secure_streams_never_repeat():
+    assert not torch.equal(RandomStream.secure().normal(8), RandomStream.secure().normal(8))
+    assert RandomStream.secure().is_secure
+    assert not RandomStream.seeded(0).is_secure
+
+
+def test_a_result_is_not_overwritten_by_the_next_draw():
+    stream = RandomStream.seeded(2)
+    first = stream.uniform(10)
+    kept = first.clone()
+    stream.uniform(10)
+    stream.normal(10)
+    assert torch.equal(first, kept)
+
+
+def test_uniform_numbers():
+    sample = RandomStream.seeded(4).uniform(DRAWS)
+    assert sample.dtype == torch.float64
+    assert float(sample.min()) >= 0
+    assert float(sample.max()) < 1
+    assert stats.kstest(sample.numpy(), "uniform").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_stream_cannot_be_copied_or_stored(act):
+    with pytest.raises(TypeError, match="cannot be copied or stored"):
+        act(RandomStream.secure())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_does_not_repeat_the_noise():
+    stream = RandomStream.secure()
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write_end, stream._words(4).numpy().tobytes())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    child = os.read(read_end, 16)
+    assert len(child) == 16
+    assert child != stream._words(4).numpy().tobytes()
+
+
+def test_seeds_must_be_integers():
+    for bad in (1.5, "1", None, True):
+        with pytest.raises(ConfigError, match="must be integers"):
+            RandomStream.seeded(bad)
+
+
+# ---- Poisson sampling
+
+RECORDS, RATE, BATCHES = 1000, 0.015, 20_000
+
+
+def _inclusion_counts(batches) -> tuple[torch.Tensor, torch.Tensor]:
+    counts, sizes = torch.zeros(RECORDS), []
+    for batch in batches:
+        counts[batch] += 1
+        sizes.append(len(batch))
+    return counts, torch.tensor(sizes, dtype=torch.float64)
+
+
+def _size_variance_is_binomial(sizes) -> bool:
+    expected = RECORDS * RATE * (1 - RATE)
+    return abs(float(sizes.var()) - expected) < 5 * expected * math.sqrt(2 / len(sizes))
+
+
+def test_poisson_sampling_includes_every_record_at_the_rate():
+    stream = RandomStream.secure()
+    counts, sizes = _inclusion_counts(poisson_sample(RECORDS, RATE, stream) for _ in range(BATCHES))
+    sd = math.sqrt(BATCHES * RATE * (1 - RATE))
+    assert float((counts - BATCHES * RATE).abs().max()) < 5 * sd
+    assert _size_variance_is_binomial(sizes)
+
+
+def test_the_test_of_sampling_refuses_shuffled_batches():
+    generator = torch.Generator().manual_seed(0)
+    size = int(RECORDS * RATE)
+    _, sizes = _inclusion_counts(torch.randperm(RECORDS, generator=generator)[:size] for _ in range(200))
+    assert not _size_variance_is_binomial(sizes)
+
+
+def test_inclusions_are_independent():
+    """Pairs of neighbouring records and neighbouring batches: as often together as the rate says."""
+    stream = RandomStream.seeded(9)
+    hits = torch.zeros(4000, RECORDS, dtype=torch.bool)
+    for i in range(4000):
+        hits[i, poisson_sample(RECORDS, RATE, stream)] = True
+    for together in ((hits[:, 1:] & hits[:, :-1]).sum(), (hits[1:] & hits[:-1]).sum()):
+        expected = hits.numel() * RATE**2
+        assert abs(int(together) - expected) < 5 * math.sqrt(expected)
+
+
+def test_sampling_edges():
+    stream = RandomStream.seeded(0)
+    assert poisson_sample(0, 0.5, stream).tolist() == []
+    assert poisson_sample(3, 1.0, stream).tolist() == [0, 1, 2]
+    assert poisson_sample(1000, 1e-12, stream).tolist() == []
+
+
+@pytest.mark.parametrize("rate", [0, -0.1, 1.4, math.nan, math.inf])
+def test_a_bad_rate_is_named(rate):
+    with pytest.raises(ConfigError, match=rf"sample_rate={rate}.* must be in \(0, 1\]; did you pass a batch size\?"):
+        poisson_sample(10, rate, RandomStream.seeded(0))
+
+
+def test_a_negative_number_of_records_is_named():
+    with pytest.raises(ConfigError, match="num_records=-1"):
+        poisson_sample(-1, 0.5, RandomStream.seeded(0))

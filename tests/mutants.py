@@ -1,0 +1,313 @@
+"""Break the code on purpose, one bug at a time, in a copy; each must turn a test red: `make mutants`.
+
+These are the bugs that have broken private systems elsewhere, or would break this one. A survivor fails the run: it
+means that a check we rely on cannot fail.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """In `file`, the text `old`, which stands there once, becomes `new`; one of `tests` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+STEP, CLIPPING, RANDOM = "tests/dpsgd/test_step.py", "tests/dpsgd/test_clipping.py", "tests/dpsgd/test_randomness.py"
+MODELS, NATIVE = "tests/dpsgd/test_model_check.py", "src/alidpfl/dpsgd/_native_kernels.h"
+GOLDEN, ACCOUNTANTS = "tests/privacy/test_accounting_golden.py", "tests/privacy/test_accountants.py"
+
+MUTANTS = (
+    Mutant(
+        "noise divided by the batch size",
+        "src/alidpfl/dpsgd/step.py",
+        "add_noise(clipped.gradients, settings.noise_scale, random)",
+        "add_noise(clipped.gradients, settings.noise_scale / settings.expected_batch_size, random)",
+        STEP,
+    ),
+    Mutant(
+        "noise not scaled by the clip norm",
+        "src/alidpfl/dpsgd/step.py",
+        "return self.noise_multiplier * self.clip_norm if",
+        "return self.noise_multiplier if",
+        STEP,
+    ),
+    Mutant(
+        "noise skipped on an empty batch",
+        "src/alidpfl/dpsgd/step.py",
+        "    add_noise(clipped.gradients, settings.noise_scale, random)",
+        "    if len(inputs):\n        add_noise(clipped.gradients, settings.noise_scale, random)",
+        STEP,
+    ),
+    Mutant(
+        "seed reused: the same noise every step",
+        "src/alidpfl/dpsgd/step.py",
+        "noise = random.normal(sum(sizes))",
+        "noise = RandomStream.seeded(0).normal(sum(sizes))",
+        STEP,
+    ),
+    Mutant(
+        "the same noise for every tensor",
+        "src/alidpfl/dpsgd/step.py",
+        "zip(gradients.values(), noise.split(sizes), strict=True)",
+        "((g, noise[: g.numel()]) for g in gradients.values())",
+        STEP,
+    ),
+    Mutant(
+        "divisor is the realised batch size",
+        "src/alidpfl/dpsgd/step.py",
+        "settings.learning_rate / settings.expected_batch_size)",
+        "settings.learning_rate / max(1, len(inputs)))",
+        STEP,
+    ),
+    Mutant(
+        "mean instead of sum of the losses",
+        "src/alidpfl/dpsgd/recording.py",
+        "torch.autograd.grad(values.sum(),",
+        "torch.autograd.grad(values.mean(),",
+        CLIPPING,
+    ),
+    Mutant(
+        "clip norm ignored",
+        "src/alidpfl/dpsgd/clipping.py",
+        "factors = (clip_norm * _SAFETY / norms).clamp_max(1)",
+        "factors = torch.ones_like(norms)",
+        CLIPPING,
+    ),
+    Mutant(
+        "clipped by the largest layer's norm, not by all",
+        "src/alidpfl/dpsgd/clipping.py",
+        "torch.stack(squared).sum(0).sqrt_()",
+        "torch.stack(squared).amax(0).sqrt_()",
+        CLIPPING,
+    ),
+    Mutant(
+        "no margin for the rounding of norms",
+        "src/alidpfl/dpsgd/clipping.py",
+        "_SAFETY = 1 - 1e-6",
+        "_SAFETY = 1",
+        f"{CLIPPING} {STEP}",
+    ),
+    Mutant(
+        "non-finite gradients only weighted with zero",
+        "src/alidpfl/dpsgd/clipping.py",
+        "dropped = None if bool(finite.all()) else ~finite",
+        "dropped = None",
+        STEP,
+    ),
+    Mutant(
+        "only the last microbatch counts",
+        "src/alidpfl/dpsgd/clipping.py",
+        "sums[name] = sums[name].add_(gradient) if name in sums else gradient",
+        "sums[name] = gradient",
+        CLIPPING,
+    ),
+    Mutant(
+        "dropout not seeded",
+        "src/alidpfl/dpsgd/clipping.py",
+        "torch.default_generator.manual_seed(seed)",
+        "pass",
+        CLIPPING,
+    ),
+    Mutant(
+        "rounding of recomputed sums not counted",
+        "src/alidpfl/dpsgd/gradients.py",
+        "_ROUNDING = 2.0**-20",
+        "_ROUNDING = 0.0",
+        CLIPPING,
+    ),
+    Mutant(
+        "Gram matrices in single precision",
+        "src/alidpfl/dpsgd/layers.py",
+        "grads = grad_output.double()",
+        "inputs, grads = inputs.bfloat16().float() if inputs.is_floating_point() else inputs, grad_output.float()",
+        CLIPPING,
+    ),
+    Mutant(
+        "repeated tokens counted apart",
+        "src/alidpfl/dpsgd/layers.py",
+        "equal = tokens.unsqueeze(1) == tokens.unsqueeze(2)",
+        "equal = torch.eye(tokens.shape[1], dtype=torch.bool)",
+        CLIPPING,
+    ),
+    Mutant(
+        "batch norm accepted",
+        "src/alidpfl/dpsgd/model_check.py",
+        "if isinstance(module, _BatchNorm) and",
+        "if False and",
+        MODELS,
+    ),
+    Mutant(
+        "mixing of samples not noticed",
+        "src/alidpfl/dpsgd/probe.py",
+        "_TOLERANCE = 1e-3",
+        "_TOLERANCE = 1e9",
+        MODELS,
+    ),
+    Mutant(
+        "native kernel forgets rows in the norm",
+        NATIVE,
+        "                total += NAME(one_##V)(",
+        "                NAME(one_##V)(",
+        CLIPPING,
+    ),
+    Mutant(
+        "native pooling lets the gradient of a dead unit through",
+        NATIVE,
+        "(uint8_t)(none ? NONE : who)",
+        "(uint8_t)(who)",
+        CLIPPING,
+    ),
+    Mutant(
+        "shuffled batches of a fixed size",
+        "src/alidpfl/dpsgd/sampling.py",
+        "(random.uniform(num_records) < sample_rate).nonzero().squeeze(1)",
+        "random.uniform(num_records).argsort()[: round(num_records * sample_rate)]",
+        RANDOM,
+    ),
+    Mutant(
+        "sampling at a higher rate",
+        "src/alidpfl/dpsgd/sampling.py",
+        "random.uniform(num_records) < sample_rate",
+        "random.uniform(num_records) < 1.1 * sample_rate",
+        RANDOM,
+    ),
+    Mutant(
+        "noise 3 % too small",
+        "src/alidpfl/dpsgd/randomness.py",
+        "        return out[:count]",
+        "        return 0.97 * out[:count]",
+        RANDOM,
+    ),
+    Mutant(
+        "a forked process repeats the noise",
+        "src/alidpfl/dpsgd/randomness.py",
+        "if self.is_secure and os.getpid() != self._owner:",
+        "if False:",
+        RANDOM,
+    ),
+    Mutant(
+        "the secure stream has a fixed key",
+        "src/alidpfl/dpsgd/randomness.py",
+        "return cls(os.urandom(_KEY_BYTES), secure=True)",
+        "return cls(bytes(_KEY_BYTES), secure=True)",
+        RANDOM,
+    ),
+    Mutant(
+        "the search returns the unsafe end",
+        "src/alidpfl/privacy/search.py",
+        "    return fits",
+        "    return too_many",
+        GOLDEN,
+    ),
+    Mutant(
+        "calibration one notch too low",
+        "src/alidpfl/privacy/accounting.py",
+        "return on_grid(guess)",
+        "return on_grid(guess + 1)",
+        ACCOUNTANTS,
+    ),
+    Mutant(
+        "what was already spent is forgotten",
+        "src/alidpfl/privacy/accounting.py",
+        "return merged([*spent, *_repeated(step, steps)])",
+        "return merged([*_repeated(step, steps)])",
+        ACCOUNTANTS,
+    ),
+    Mutant(
+        "an optimistic loss distribution",
+        "src/alidpfl/privacy/accountants.py",
+        "pessimistic_estimate=True",
+        "pessimistic_estimate=False",
+        f"{GOLDEN} {ACCOUNTANTS} tests/privacy/test_privacy_numerics.py",
+    ),
+    Mutant(
+        "the filter lets one charge too many pass",
+        "src/alidpfl/privacy/filter.py",
+        "if not self._epsilon(rdp_spent) <= self.budget.epsilon:",
+        "if not self._epsilon(self.rdp_spent) <= self.budget.epsilon:",
+        "tests/privacy/test_rdp_filter.py",
+    ),
+)
+
+
+def _copy_with(mutant: Mutant, target: Path) -> None:
+    for name in ("src", "tests", "benchmarks", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+        else:
+            shutil.copy(source, target / name)
+    path = target / mutant.file
+    text = path.read_text()
+    if text.count(mutant.old) != 1:
+        sys.exit(
+            f"mutant {mutant.name!r}: its text stands {text.count(mutant.old)} times in {mutant.file}; mend the mutant"
+        )
+    path.write_text(text.replace(mutant.old, mutant.new))
+    if path.suffix == ".h":
+        build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
+        subprocess.run(build, cwd=target, check=True, capture_output=True)
+
+
+def killer(mutant: Mutant) -> str | None:
+    """The first test that fails on the mutant, or None if it survives."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder)
+        _copy_with(mutant, target)
+        environment = {**os.environ, "PYTHONPATH": str(target / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not slow and not real_data",
+        ]
+        done = subprocess.run(
+            [*command, *mutant.tests.split()], cwd=target, env=environment, capture_output=True, text=True, check=False
+        )
+        found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+        if done.returncode == 0:
+            return None
+        if found is None:
+            sys.exit(f"mutant {mutant.name!r}: the tests could not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return found[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="run the mutants whose name contains this")
+    chosen = [mutant for mutant in MUTANTS if parser.parse_args().only in mutant.name]
+    survivors = []
+    for number, mutant in enumerate(chosen, 1):
+        print(f"[{number}/{len(chosen)}] {mutant.name}: ", end="", flush=True)
+        test = killer(mutant)
+        print(f"killed by {test}" if test else "SURVIVED", flush=True)
+        if test is None:
+            survivors.append(mutant.name)
+    if survivors:
+        sys.exit(f"{len(survivors)} of {len(chosen)} survived: {', '.join(survivors)}")
+    print(f"all {len(chosen)} killed")
+
+
+if __name__ == "__main__":
+    main()

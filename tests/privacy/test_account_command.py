@@ -1,0 +1,92 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import alidpfl
+from alidpfl import cli, privacy
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def test_version():
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"alidpfl {alidpfl.__version__}\n")
+
+
+def test_the_table_of_the_papers_setting():
+    result = run("account", "--epsilon", "2", "--epsilon", "5.25")
+    rows = [line.replace("│", " ").split() for line in result.stdout.splitlines()]
+    assert result.exit_code == 0
+    assert ["printed", "in", "the", "paper", "317", "2990"] in rows
+    assert ["safe,", "rdp-paper", "314", "3007"] in rows
+    assert ["safe,", "rdp", "547", "3800"] in rows
+    assert ["safe,", "pld", "716", "4440"] in rows
+    assert ["pld", "/", "rdp-paper", "2.28", "1.48"] in rows
+
+
+def test_json_of_another_setting_and_a_budget_that_pays_for_nothing():
+    result = run("account", "--noise-multiplier", "2", "--epsilon", "0.02", "--epsilon", "1", "--json")
+    document = json.loads(result.stdout)
+    assert document["noise_multiplier"] == 2.0
+    poor, rich = document["budgets"]
+    assert poor == {
+        "epsilon": 0.02,
+        "printed_in_paper": None,
+        "max_steps": {"rdp-paper": 0, "rdp": 0, "pld": 0},
+        "pld_over_rdp_paper": None,
+    }
+    budget = privacy.PrivacyBudget(epsilon=1.0, delta=1e-5)
+    for accountant, steps in rich["max_steps"].items():
+        assert steps == privacy.max_steps(budget, 0.015, 2.0, accountant=accountant)
+
+
+def test_a_budget_that_pays_for_nothing_is_a_cell_that_says_so():
+    result = run("account", "--noise-multiplier", "2", "--epsilon", "0.02")
+    assert result.exit_code == 0
+    assert "none" in result.stdout
+    assert "raise ε or the noise" in " ".join(result.stdout.split())
+    assert "paper │" not in result.stdout.replace("rdp-paper", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sample-rate", "64"], "alidpfl: sample_rate=64.0 must be in (0, 1]; did you pass a batch size?\n"),
+        (["--epsilon", "nan"], "alidpfl: epsilon=nan must be finite and above 0\n"),
+    ],
+)
+def test_our_errors_are_one_line_and_status_2(arguments, message):
+    result = run("account", *arguments)
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", message)
+
+
+def test_usage_errors_are_status_2():
+    assert run("account", "--epsilon", "x").exit_code == 2
+    assert run("acount").exit_code == 2
+
+
+def test_interrupt_is_status_130(monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(privacy, "max_steps", interrupted)
+    result = run("account", "--epsilon", "2")
+    assert (result.exit_code, result.stderr) == (130, "alidpfl: interrupted\n")
+
+
+def test_help_has_an_example():
+    assert "Example: alidpfl account" in run("account", "--help").stdout
+
+
+def test_the_module_behind_the_installed_command():
+    code = "from alidpfl.cli import main; main()"
+    command = [sys.executable, "-c", code, "account", "--delta", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("alidpfl: delta=7.0 must be in (0, 1)")
+    assert done.stderr.count("\n") == 1

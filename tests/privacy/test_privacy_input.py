@@ -1,0 +1,97 @@
+"""Messages name the value and the remedy."""
+
+import math
+
+import numpy as np
+import pytest
+
+from alidpfl.errors import BudgetExceededError, ConfigError
+from alidpfl.privacy import (
+    GaussianRelease,
+    PrivacyBudget,
+    RdpFilter,
+    SampledGaussian,
+    epsilon,
+    max_steps,
+    noise_multiplier_for,
+)
+
+GOOD = PrivacyBudget(epsilon=1.0, delta=1e-5)
+STEP = {"sample_rate": 0.1, "noise_multiplier": 1.0}
+DELTA_RULE = "must be in (0, 1); did you pass epsilon? A usual choice is below 1 / number of samples"
+NOISE_RULE = "must be between 0.001 and 1e+06; it is the noise's standard deviation divided by the clip norm"
+RATE_RULE = "must be in (0, 1]; did you pass a batch size?"
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: PrivacyBudget(epsilon=0, delta=1e-5), "epsilon=0.0 must be finite and above 0"),
+        (lambda: PrivacyBudget(epsilon=-1.5, delta=1e-5), "epsilon=-1.5 must be finite and above 0"),
+        (lambda: PrivacyBudget(epsilon=math.inf, delta=1e-5), "epsilon=inf must be finite and above 0"),
+        (lambda: PrivacyBudget(epsilon=math.nan, delta=1e-5), "epsilon=nan must be finite and above 0"),
+        (lambda: PrivacyBudget(epsilon=True, delta=1e-5), "epsilon=True must be a number, not bool"),
+        (lambda: PrivacyBudget(epsilon="2", delta=1e-5), "epsilon='2' must be a number, not str"),
+        (lambda: PrivacyBudget(epsilon=1, delta=0), f"delta=0.0 {DELTA_RULE}"),
+        (lambda: PrivacyBudget(epsilon=1, delta=1), f"delta=1.0 {DELTA_RULE}"),
+        (lambda: PrivacyBudget(epsilon=1, delta=math.nan), f"delta=nan {DELTA_RULE}"),
+        (lambda: PrivacyBudget(epsilon=1, delta=None), "delta=None must be a number, not NoneType"),
+        (lambda: SampledGaussian(**STEP | {"sample_rate": 1.4}), f"sample_rate=1.4 {RATE_RULE}"),
+        (lambda: SampledGaussian(**STEP | {"sample_rate": 0}), f"sample_rate=0.0 {RATE_RULE}"),
+        (lambda: SampledGaussian(**STEP | {"sample_rate": math.nan}), f"sample_rate=nan {RATE_RULE}"),
+        (lambda: SampledGaussian(**STEP | {"noise_multiplier": 0}), f"noise_multiplier=0.0 {NOISE_RULE}"),
+        (lambda: SampledGaussian(**STEP | {"noise_multiplier": math.inf}), f"noise_multiplier=inf {NOISE_RULE}"),
+        (lambda: SampledGaussian(**STEP, steps=0), "steps=0 must be between 1 and 10000000"),
+        (lambda: SampledGaussian(**STEP, steps=10**8), "steps=100000000 must be between 1 and 10000000"),
+        (lambda: SampledGaussian(**STEP, steps=2.0), "steps=2.0 must be a whole number, not float"),
+        (lambda: SampledGaussian(**STEP, steps=True), "steps=True must be a whole number, not bool"),
+        (lambda: GaussianRelease(noise_multiplier=-1), f"noise_multiplier=-1.0 {NOISE_RULE}"),
+        (lambda: GaussianRelease(noise_multiplier=1, count=0), "count=0 must be between 1 and 10000000"),
+        (lambda: epsilon([], 2.0), f"delta=2.0 {DELTA_RULE}"),
+        (
+            lambda: epsilon([], 1e-5, "PDL"),
+            "accountant='PDL' must be one of rdp-paper, rdp, pld; did you mean 'pld'?",
+        ),
+        (
+            lambda: epsilon(["step"], 1e-5),
+            "mechanism='step' must be a SampledGaussian or a GaussianRelease",
+        ),
+        (lambda: max_steps(GOOD, 64, 1.0), f"sample_rate=64.0 {RATE_RULE}"),
+        (lambda: max_steps(GOOD, 0.1, 0.0), f"noise_multiplier=0.0 {NOISE_RULE}"),
+        (lambda: noise_multiplier_for(GOOD, 0.1, 0), "steps=0 must be between 1 and 10000000"),
+        (lambda: noise_multiplier_for(GOOD, 7, 10), f"sample_rate=7.0 {RATE_RULE}"),
+        (lambda: RdpFilter(budget=GOOD, order=1), "order=1 must be between 2 and 512"),
+        (lambda: RdpFilter(budget=GOOD, order=8, rdp_spent=-1.0), "rdp_spent=-1.0 must be finite and at least 0"),
+    ],
+)
+def test_bad_values_are_named_with_the_remedy(build, message):
+    with pytest.raises(ConfigError) as error:
+        build()
+    assert str(error.value) == message
+
+
+def test_numpy_numbers_are_numbers():
+    mechanism = SampledGaussian(sample_rate=np.float64(0.1), noise_multiplier=np.float32(2), steps=np.int64(3))
+    assert mechanism == SampledGaussian(sample_rate=0.1, noise_multiplier=2.0, steps=3)
+    assert (type(mechanism.sample_rate), type(mechanism.steps)) == (float, int)
+
+
+def test_what_one_step_would_need_is_in_the_message():
+    with pytest.raises(BudgetExceededError) as error:
+        max_steps(PrivacyBudget(epsilon=0.5, delta=1e-5), 0.015, 1.1, accountant="rdp")
+    assert str(error.value) == (
+        "epsilon=0.5 at delta=1e-05 does not pay for one step at sample_rate=0.015, noise_multiplier=1.1 by rdp: "
+        "raise epsilon to 0.864 or more, or the noise multiplier (see noise_multiplier_for)"
+    )
+
+
+@pytest.mark.parametrize("ask", [lambda s: max_steps(GOOD, 0.1, 1.0, already_spent=s),
+                                 lambda s: noise_multiplier_for(GOOD, 0.1, 1, already_spent=s)])  # fmt: skip
+def test_an_overspent_budget_says_what_was_spent(ask):
+    with pytest.raises(BudgetExceededError, match=r"already_spent costs epsilon=4\.\d+ by pld, more than .* epsilon=1"):
+        ask([GaussianRelease(noise_multiplier=1.0)])
+
+
+def test_no_noise_is_enough_for_a_budget_that_is_all_but_spent():
+    with pytest.raises(BudgetExceededError, match=r"no noise multiplier up to 1e\+06 makes steps=10000000 fit"):
+        noise_multiplier_for(PrivacyBudget(epsilon=1e-9, delta=1e-9), 1.0, 10**7, accountant="rdp-paper")
