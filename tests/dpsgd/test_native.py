@@ -11,6 +11,7 @@ from torch import nn
 
 from alidpfl.dpsgd import native
 from alidpfl.dpsgd.conv import conv2d_gradients
+from alidpfl.dpsgd.gradients import Storage
 from alidpfl.dpsgd.relu_pool import ReluMaxPool, join_relu_and_pool
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="the native kernels are not built on this machine")
@@ -34,7 +35,7 @@ def test_convolution(instruction_set, channels_in, channels_out, options):
     conv = nn.Conv2d(channels_in, channels_out, (3, 5), **options)
     x = torch.randn(3, channels_in, 11, 13)
     grad = torch.randn_like(conv(x))
-    found = conv2d_gradients(conv, ["weight"], x, grad, True)["weight"]
+    found = conv2d_gradients(conv, ["weight"], x, grad, Storage.KEEP)["weight"]
     for n in range(3):
         truth = torch.autograd.grad((conv(x[n : n + 1]) * grad[n : n + 1]).sum(), conv.weight)[0]
         weights = torch.zeros(3)
@@ -47,14 +48,13 @@ def test_normal_numbers(instruction_set):
     from alidpfl.dpsgd.randomness import _box_muller
 
     generator = torch.Generator().manual_seed(1)
-    words = torch.randint(-(2**31), 2**31, (3, 50_000), generator=generator).to(torch.int32)
-    words[:, :64] = torch.tensor([0, 1, -1, 2**31 - 1] * 16, dtype=torch.int32)
-    words[2, :16] = (
-        torch.arange(16, dtype=torch.int64).mul(2**28).sub(2**31).to(torch.int32)
-    )  # every sixteenth of a turn
+    radius = torch.randint(-(2**63), 2**63 - 1, (50_000,), generator=generator)
+    angle = torch.randint(-(2**31), 2**31, (50_000,), generator=generator).to(torch.int32)
+    radius[:4] = torch.tensor([2**30, 2**32 - 1, -1, 2**63 - 1])
+    angle[:16] = torch.arange(16).mul(2**28).sub(2**31).to(torch.int32)  # every sixteenth of a turn
     fast, slow = torch.empty(100_000), torch.empty(100_000)
-    native.box_muller(*words.clone(), out=fast)
-    _box_muller(*words.clone(), out=slow)
+    native.box_muller(radius.clone(), angle.clone(), out=fast)
+    _box_muller(radius.clone(), angle.clone(), out=slow)
     torch.testing.assert_close(fast, slow, rtol=2e-6, atol=4e-6)
 
 
@@ -131,7 +131,7 @@ def test_watched_layers_are_left_alone():
 def test_denormal_numbers_do_not_change_the_mode_of_the_processor():
     conv, x = nn.Conv2d(1, 16, 3), torch.full((1, 1, 5, 5), 1e-40)
     grad = torch.full((1, 16, 3, 3), 1e-3)
-    found = conv2d_gradients(conv, ["weight"], x, grad, True)["weight"]
+    found = conv2d_gradients(conv, ["weight"], x, grad, Storage.KEEP)["weight"]
     assert float(found.squared_norms) == 0
     assert float(torch.tensor(1e-40) * 1.0) > 0, "flushing must end with the kernel"
 
@@ -152,7 +152,7 @@ def test_wrong_shapes_never_reach_c():
         with pytest.raises(ValueError, match="expected"):
             native.conv_gradients(shape, x, g)
     with pytest.raises(ValueError, match="expected"):
-        native.box_muller(*torch.zeros(3, 4, dtype=torch.int32), out=torch.zeros(7))
+        native.box_muller(torch.zeros(4).long(), torch.zeros(4).int(), out=torch.zeros(7))
 
 
 def test_the_environment_switches_the_kernels_off(monkeypatch):

@@ -53,20 +53,40 @@ DEFINE_BLOCK(4)
 DEFINE_BLOCK(2)
 DEFINE_BLOCK(1)
 
-/* Per-sample weight gradients of a convolution: out[sample][row][channel out], squared[sample] = sum of squares.
- * channels_out must be a multiple of LANES. */
+/* One sample's weight gradient, out[row][channel out]; returns its sum of squares. channels_out must be a multiple of
+ * LANES. */
+INLINE double NAME(sample)(const conv_shape *s, const float *x, const float *g, float *out) {
+    double total = 0;
+    int64_t c = 0;
+    for (; c + 4 * LANES <= s->channels_out; c += 4 * LANES) total += NAME(block_4)(s, x, g + c, out + c);
+    for (; c + 2 * LANES <= s->channels_out; c += 2 * LANES) total += NAME(block_2)(s, x, g + c, out + c);
+    for (; c + LANES <= s->channels_out; c += LANES) total += NAME(block_1)(s, x, g + c, out + c);
+    return total;
+}
+
+/* All samples' weight gradients, written out, and their sums of squares. */
 TARGET void NAME(alidpfl_conv)(const conv_shape *s, const float *x, const float *g, float *out, double *squared) {
-    const int64_t rows = s->runs_y * s->runs_x * s->run_length;
+    const int64_t positions = s->out_height * s->out_width, rows = s->runs_y * s->runs_x * s->run_length;
+    const unsigned mode = flush_denormals();
+    for (int64_t n = 0; n < s->batch; n++)
+        squared[n] = NAME(sample)(s, x + n * s->sample_size, g + n * positions * s->channels_out,
+                                  out + n * rows * s->channels_out);
+    restore_denormals(mode);
+}
+
+/* The sum of all samples' weight gradients, each scaled so that its norm together with the `others` (squared norms over
+ * the model's other parameters) is at most `limit`; a sample whose norm is not finite has no part in it. */
+TARGET void NAME(alidpfl_conv_clipped_sum)(const conv_shape *s, const float *x, const float *g, const double *others,
+                                           double limit, float *restrict scratch, float *restrict sum, double *norms) {
+    const int64_t positions = s->out_height * s->out_width, rows = s->runs_y * s->runs_x * s->run_length;
     const unsigned mode = flush_denormals();
     for (int64_t n = 0; n < s->batch; n++) {
-        const float *xn = x + n * s->sample_size, *gn = g + n * s->out_height * s->out_width * s->channels_out;
-        float *on = out + n * rows * s->channels_out;
-        double total = 0;
-        int64_t c = 0;
-        for (; c + 4 * LANES <= s->channels_out; c += 4 * LANES) total += NAME(block_4)(s, xn, gn + c, on + c);
-        for (; c + 2 * LANES <= s->channels_out; c += 2 * LANES) total += NAME(block_2)(s, xn, gn + c, on + c);
-        for (; c + LANES <= s->channels_out; c += LANES) total += NAME(block_1)(s, xn, gn + c, on + c);
-        squared[n] = total;
+        const double own =
+            NAME(sample)(s, x + n * s->sample_size, g + n * positions * s->channels_out, scratch);
+        norms[n] = __builtin_sqrt(others[n] + own);
+        if (!__builtin_isfinite(norms[n])) continue;
+        const float factor = norms[n] > limit ? (float)(limit / norms[n]) : 1.0f;
+        for (int64_t i = 0; i < rows * s->channels_out; i++) sum[i] += factor * scratch[i];
     }
     restore_denormals(mode);
 }
@@ -109,12 +129,13 @@ TARGET void NAME(alidpfl_relu_pool_backward)(const pool_shape *s, const float *r
     }
 }
 
-/* Box-Muller: three random words give two standard normals. The radius takes the 62 bits of `high` and `low`. */
-TARGET void NAME(alidpfl_box_muller)(int64_t pairs, const int32_t *high, const int32_t *low, const int32_t *angle,
-                                     float *cosines, float *sines) {
+/* Box-Muller: a 64-bit word for the radius and a 32-bit word for the angle give two standard normals. */
+TARGET void NAME(alidpfl_box_muller)(int64_t pairs, const uint64_t *restrict radii, const int32_t *restrict angle,
+                                     float *restrict cosines, float *restrict sines) {
     for (int64_t i = 0; i < pairs; i++) {
-        /* u in (0, 1]: 31 leading bits and 31 trailing ones. */
-        const float u = (float)(high[i] & 0x7fffffff) * 0x1p-31f + ((float)(low[i] & 0x7fffffff) + 0.5f) * 0x1p-62f;
+        /* u in (0, 1] from 62 bits, 31 leading and 31 trailing ones: each half is exact in a 32-bit integer. */
+        const int32_t high = (int32_t)(radii[i] >> 32 & 0x7fffffff), low = (int32_t)((uint32_t)radii[i] >> 1);
+        const float u = (float)high * 0x1p-31f + ((float)low + 0.5f) * 0x1p-62f;
         /* log u = exponent * log 2 + log m with m in [sqrt(1/2), sqrt(2)), log m by the series of atanh (m-1)/(m+1). */
         int32_t bits;
         memcpy(&bits, &u, 4);

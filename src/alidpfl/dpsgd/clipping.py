@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from alidpfl.dpsgd.conv import can_defer
+from alidpfl.dpsgd.gradients import Deferred, Storage, non_finite
 from alidpfl.dpsgd.model_check import check_model, check_modes, trained_parameters
 from alidpfl.dpsgd.probe import check_agreement, made_up, one_by_one, trial
 from alidpfl.dpsgd.recording import Recording, find_units
@@ -109,7 +111,8 @@ class PerSampleClipper:
         self.parameters = trained_parameters(model)
         self._loss = loss
         self._network = join_relu_and_pool(model)
-        self._units = list(find_units(model))
+        self._dtype = next(iter(self.parameters.values())).dtype
+        self._units = sorted(find_units(model), key=lambda unit: unit.num_params)
         self._max_gradient_bytes = max_gradient_bytes
         self._microbatch_size = min(microbatch_size, self._samples_that_fit())
         self._embeddings = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
@@ -157,21 +160,26 @@ class PerSampleClipper:
         )
 
     def _microbatch(self, inputs: Tensor, targets: Tensor, clip_norm: float) -> ClippedSum:
-        recording = Recording(self._units, self._kept_units(len(inputs)), len(inputs))
+        recording = Recording(self._units, self._plan_storage(len(inputs)), len(inputs))
         losses = recording.run(lambda: self._losses(inputs, targets))
-        squared = [found.squared_norms for found in recording.found.values()]
-        norms = torch.stack(squared).sum(0).sqrt_() if squared else torch.zeros(len(inputs)).double()
-        factors = clip_factors(norms, clip_norm)
-        finite = torch.isfinite(norms)
-        dropped = None if bool(finite.all()) else ~finite
-        gradients = {}
+        found = {name: g for name, g in recording.found.items() if not isinstance(g, Deferred)}
+        deferred = {name: g for name, g in recording.found.items() if isinstance(g, Deferred)}
+        recording.found.clear()
+
+        squared = torch.zeros(len(inputs), dtype=torch.float64)
+        for gradients in found.values():
+            squared += gradients.squared_norms
+        norms, sums = squared.sqrt(), {}
+        for name, late in deferred.items():  # at most one
+            norms, sums[name] = late.clipped_sum(squared, clip_norm * _SAFETY)
+        factors, dropped = clip_factors(norms, clip_norm).to(self._dtype), non_finite(norms)
         for name, parameter in self.parameters.items():
-            found = recording.found.pop(name, None)  # popped: its memory is free before the next layer's sum is made
-            if found is None:  # the layer does not reach the loss
-                gradients[name] = torch.zeros_like(parameter, requires_grad=False)
-            else:
-                gradients[name] = found.weighted_sum(factors.to(parameter.dtype), dropped)
-        return ClippedSum(gradients=gradients, statistics=BatchStatistics(norms=norms, losses=losses))
+            if name in found:  # popped: its memory is free before the next layer's sum is made
+                sums[name] = found.pop(name).weighted_sum(factors, dropped)
+            elif name not in sums:  # the layer does not reach the loss
+                sums[name] = torch.zeros_like(parameter, requires_grad=False)
+        ordered = {name: sums[name] for name in self.parameters}
+        return ClippedSum(gradients=ordered, statistics=BatchStatistics(norms=norms, losses=losses))
 
     def _losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         if self._has_convolutions and inputs.dim() == 4:  # noqa: PLR2004
@@ -189,15 +197,17 @@ class PerSampleClipper:
         size = 4 * sum(unit.num_params for unit in self._units if not unit.has_rule)
         return max(1, self._max_gradient_bytes // size) if size else self._max_gradient_bytes + 1
 
-    def _kept_units(self, batch_size: int) -> frozenset[str]:
-        """Units that may keep written-out gradients: the smallest first, as many as fit the memory limit."""
-        kept, used = set(), 0
-        for unit in sorted(self._units, key=lambda unit: unit.num_params):
+    def _plan_storage(self, batch_size: int) -> dict[str, Storage]:
+        """Defer the largest layer that can be; keep the others' gradients, smallest first, as many as fit the limit."""
+        largest = next((unit for unit in reversed(self._units) if unit.has_rule and can_defer(unit.module)), None)
+        plan, used = {}, 0
+        for unit in self._units:
+            if unit is largest:
+                plan[unit.path] = Storage.DEFER
+                continue
             used += 4 * batch_size * unit.num_params
-            if used > self._max_gradient_bytes:
-                break
-            kept.add(unit.path)
-        return frozenset(kept)
+            plan[unit.path] = Storage.KEEP if used <= self._max_gradient_bytes else Storage.RECOMPUTE
+        return plan
 
     def _check_batch(self, inputs: Tensor, targets: Tensor) -> None:
         if inputs.dim() == 0 or targets.dim() == 0 or len(inputs) != len(targets):
@@ -205,7 +215,7 @@ class PerSampleClipper:
                 f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)} must have the same "
                 "first dimension, the batch"
             )
-        dtype = next(iter(self.parameters.values())).dtype
+        dtype = self._dtype
         if inputs.dtype != dtype and not (self._embeddings and not inputs.is_floating_point()):
             raise DataError(
                 f"inputs have dtype {inputs.dtype} and the model's parameters {dtype}; convert them, for instance "

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import native
 from alidpfl.dpsgd.gradients import (
     SCRATCH_BYTES,
+    Deferred,
     Recomputed,
     SampleGradients,
+    Storage,
     Stored,
     rounding_allowance,
     squared_norms,
@@ -24,6 +26,7 @@ from alidpfl.dpsgd.gradients import (
     stored,
 )
 
+_ROWS_SCRATCH_BYTES = 3 * SCRATCH_BYTES  # larger, since each chunk is used for every kernel row
 _SHORT_RUN = 16  # below so many floats side by side, copying by kernel rows is slower than by patches
 
 
@@ -47,18 +50,22 @@ class _Geometry(NamedTuple):
 
 
 def conv2d_gradients(
-    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, keep: bool
-) -> dict[str, SampleGradients]:
+    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
+) -> dict[str, SampleGradients | Deferred]:
     """Conv2d with any stride, dilation, groups and zero padding."""
     assert isinstance(module, nn.Conv2d)  # noqa: S101
-    found: dict[str, SampleGradients] = {}
+    found: dict[str, SampleGradients | Deferred] = {}
     grad_nhwc = grad_output.permute(0, 2, 3, 1).contiguous()  # (B, oh, ow, co)
     if "bias" in names:
         found["bias"] = stored(grad_nhwc.flatten(1, 2).sum(1))
     if "weight" in names:
         geometry = _geometry(module)
         padded = _pad(module, inputs)
-        found["weight"] = (_written_out if keep else _norms_only)(geometry, padded, grad_nhwc)
+        if storage is Storage.DEFER:
+            found["weight"] = _deferred(geometry, padded, grad_nhwc)
+        else:
+            form = _written_out if storage is Storage.KEEP else _norms_only
+            found["weight"] = form(geometry, padded, grad_nhwc)
     return found
 
 
@@ -84,6 +91,24 @@ def _pad(module: nn.Conv2d, inputs: Tensor) -> Tensor:
         return F.pad(inputs, (total_x // 2, total_x - total_x // 2, total_y // 2, total_y - total_y // 2))
     pad_y, pad_x = int(module.padding[0]), int(module.padding[1])
     return F.pad(inputs, (pad_x, pad_x, pad_y, pad_y))
+
+
+def can_defer(module: nn.Module) -> bool:
+    """Whether this layer's norms and clipped sum can be had in one pass, which only the native kernel does."""
+    return (
+        isinstance(module, nn.Conv2d) and module.weight.requires_grad and _uses_native(_geometry(module), module.weight)
+    )
+
+
+def _deferred(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Deferred:
+    inputs = padded.permute(0, 2, 3, 1).contiguous()  # (B, H, W, ci)
+    shape = _native_shape(geometry, inputs, grad_nhwc)
+
+    def clipped_sum(other_squared_norms: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+        norms, total = native.conv_clipped_sum(shape, inputs, grad_nhwc, other_squared_norms, limit)
+        return norms, _from_native(geometry, total)
+
+    return Deferred(clipped_sum)
 
 
 def _norms_only(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Recomputed:
@@ -134,12 +159,26 @@ def _written_out(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Stor
 
 def _native_gradients(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Stored:
     inputs = padded.permute(0, 2, 3, 1).contiguous()  # (B, H, W, ci)
-    batch, _, width, channels_in = inputs.shape
+    shape = _native_shape(geometry, inputs, grad_nhwc)
+    values, squared = native.conv_gradients(shape, inputs, grad_nhwc)  # (B, kh kw ci, co)
+    return Stored(
+        values=values.flatten(1).unsqueeze(0),
+        squared_norms=squared,
+        to_parameter=lambda total: _from_native(geometry, total),
+    )
+
+
+def _from_native(geometry: _Geometry, total: Tensor) -> Tensor:
+    return total.view(*geometry.kernel, geometry.channels_in, -1).permute(3, 2, 0, 1)
+
+
+def _native_shape(geometry: _Geometry, inputs: Tensor, grad_nhwc: Tensor) -> native.ConvShape:
+    batch, height, width, channels_in = inputs.shape
     (kernel_height, kernel_width), (dilation_y, dilation_x) = geometry.kernel, geometry.dilation
     dense = dilation_x == 1  # a kernel row then reads kw * ci inputs side by side
-    shape = native.ConvShape(
+    return native.ConvShape(
         batch=batch,
-        sample_size=inputs[0].numel() if batch else 0,
+        sample_size=height * width * channels_in,
         out_height=grad_nhwc.shape[1],
         out_width=grad_nhwc.shape[2],
         channels_out=geometry.channels_out,
@@ -151,12 +190,6 @@ def _native_gradients(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) ->
         step_y=geometry.stride[0] * width * channels_in,
         step_x=geometry.stride[1] * channels_in,
     )
-    values, squared = native.conv_gradients(shape, inputs, grad_nhwc)  # (B, kh kw ci, co)
-
-    def to_parameter(total: Tensor) -> Tensor:
-        return total.view(kernel_height, kernel_width, channels_in, -1).permute(3, 2, 0, 1)
-
-    return Stored(values=values.flatten(1).unsqueeze(0), squared_norms=squared, to_parameter=to_parameter)
 
 
 def _gradients_by_kernel_rows(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Stored:
@@ -174,7 +207,7 @@ def _gradients_by_kernel_rows(geometry: _Geometry, padded: Tensor, grad_nhwc: Te
     windows = inputs.as_strided((batch, height, out_width, run), step)
     values = grads.new_empty(kernel_height, batch, geometry.channels_out, run)
     squared = torch.zeros(batch, dtype=torch.float64)
-    for part in _chunks(batch, windows[0].numel() * windows.element_size()):
+    for part in _chunks(batch, windows[0].numel() * windows.element_size(), _ROWS_SCRATCH_BYTES):
         copied = windows[part].flatten(1, 2)  # (b, H ow, run): flatten copies
         for ky in range(kernel_height):
             first = ky * geometry.dilation[0] * out_width
@@ -208,7 +241,7 @@ def _gradients_by_patches(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor
     )
     grads = grad_nhwc.view(batch, out_height * out_width, groups, channels_out // groups).transpose(1, 2)
     values = grads.new_empty(batch, groups, geometry.rows, channels_out // groups)
-    for part in _chunks(batch, patches[0].numel() * patches.element_size()):
+    for part in _chunks(batch, patches[0].numel() * patches.element_size(), SCRATCH_BYTES):
         copied = patches[part].reshape(-1, geometry.rows, out_height * out_width)  # (b G, rows, L)
         torch.bmm(copied, grads[part].flatten(0, 1), out=values[part].flatten(0, 1))
 
@@ -219,6 +252,6 @@ def _gradients_by_patches(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor
     return Stored(values=slabs, squared_norms=squared_norms(slabs).sum(0), to_parameter=to_parameter)
 
 
-def _chunks(batch: int, bytes_per_sample: int) -> list[slice]:
-    size = max(1, SCRATCH_BYTES // max(1, bytes_per_sample))
+def _chunks(batch: int, bytes_per_sample: int, limit: int) -> list[slice]:
+    size = max(1, limit // max(1, bytes_per_sample))
     return [slice(first, first + size) for first in range(0, batch, size)]

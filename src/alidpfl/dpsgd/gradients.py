@@ -8,18 +8,30 @@ Everything here is private: nothing of it may leave the client without noise.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-SCRATCH_BYTES = 3 << 20  # intermediate copies are made in chunks of this size, which stay in the cache
+SCRATCH_BYTES = 1 << 20  # intermediate copies are made in chunks of this size, which stay in the cache
 _EXACT_LENGTH = 1 << 14
 
 # Where a weighted sum is recomputed rather than read from stored gradients, rounding may add this much of the sum of
 # the terms' sizes to a sample's contribution. A hostile sample can make the terms huge and their sum small, so the
 # norm that is clipped must include it.
 _ROUNDING = 2.0**-20
+
+
+class Storage(Enum):
+    """What a rule that can only get norms by writing gradients out does with them."""
+
+    KEEP = auto()
+    """Keep them for the weighted sum."""
+    RECOMPUTE = auto()
+    """Keep only the norms, and compute the weighted sum anew: less memory, more work."""
+    DEFER = auto()
+    """Wait until all other layers' norms are known; then no sample's gradient leaves the cache."""
 
 
 class SampleGradients(Protocol):
@@ -42,8 +54,10 @@ def squared_norms(tensor: Tensor) -> Tensor:
     Float32 sums of at most `_EXACT_LENGTH` squares are right to about 5e-7; longer ones would drift, and products of
     norms could underflow, so the rest is done in double.
     """
-    parts = tensor.split(_EXACT_LENGTH, dim=-1)
-    return torch.stack([torch.linalg.vector_norm(part, dim=-1).double().square_() for part in parts]).sum(0)
+    if tensor.shape[-1] <= _EXACT_LENGTH:
+        norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1)
+        return norms.double().square_()
+    return torch.stack([squared_norms(part) for part in tensor.split(_EXACT_LENGTH, dim=-1)]).sum(0)
 
 
 def squared_rows(tensor: Tensor) -> Tensor:
@@ -73,11 +87,11 @@ class Stored:
         return self.to_parameter(weights @ values)  # (B) @ (S, B, P) -> (S, P)
 
 
-def stored(gradients: Tensor) -> Stored:
-    """Gradients (B, *parameter's shape), written out as they are."""
-    shape = gradients.shape[1:]
-    values = gradients.flatten(1).unsqueeze(0)
-    return Stored(values=values, squared_norms=squared_norms(values).sum(0), to_parameter=lambda t: t.view(shape))
+def stored(gradients: Tensor, squared: Tensor | None = None) -> Stored:
+    """Gradients (B, *parameter's shape), written out as they are; their squared norms, if they are known already."""
+    shape, values = gradients.shape[1:], gradients.flatten(1)
+    squared = squared_norms(values) if squared is None else squared
+    return Stored(values=values.unsqueeze(0), squared_norms=squared, to_parameter=lambda total: total.view(shape))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +110,24 @@ class Recomputed:
         """The batch's weight gradient with each sample's output gradient multiplied by its weight."""
         inputs, grad_output = _zero(self.inputs, dropped), _zero(self.grad_output, dropped)
         return self.form(inputs, grad_output * weights.view(-1, *[1] * (grad_output.dim() - 1)))
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """Gradients not computed yet: norms and clipped sum come together, once the norms of the rest are known.
+
+    One parameter of a model can be treated like this, so it should be the largest. `clipped_sum(squared, limit)` takes
+    the (B,) squared norms over all other parameters and the largest norm a sample may contribute; it returns the (B,)
+    norms over all parameters and this parameter's sum, in which samples with a norm that is not finite have no part.
+    """
+
+    clipped_sum: Callable[[Tensor, float], tuple[Tensor, Tensor]]
+
+
+def non_finite(norms: Tensor) -> Tensor | None:
+    """The mask of samples to drop, or None if there are none."""
+    finite = torch.isfinite(norms)
+    return None if bool(finite.all()) else ~finite
 
 
 def rounding_allowance(inputs: Tensor, grad_output: Tensor, uses_of_an_input: int = 1) -> Tensor:

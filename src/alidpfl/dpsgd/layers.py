@@ -1,7 +1,7 @@
 """One rule a layer: its per-sample gradients from what went in and the gradient that came back.
 
 A rule takes the module, the names of its trained parameters, the layer's input (B, ...), the gradient of the loss with
-respect to its output (B, ...), and whether it may keep gradients that it writes out (else only their norms).
+respect to its output (B, ...), and what to do with gradients that it has to write out.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,23 +11,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.conv import conv2d_gradients
-from alidpfl.dpsgd.gradients import SCRATCH_BYTES, Recomputed, SampleGradients, rounding_allowance, squared_rows, stored
+from alidpfl.dpsgd.gradients import (
+    SCRATCH_BYTES,
+    Deferred,
+    Recomputed,
+    SampleGradients,
+    Storage,
+    rounding_allowance,
+    squared_rows,
+    stored,
+)
 
-LayerRule = Callable[[nn.Module, Sequence[str], Tensor, Tensor, bool], dict[str, SampleGradients]]
+LayerRule = Callable[[nn.Module, Sequence[str], Tensor, Tensor, Storage], dict[str, SampleGradients | Deferred]]
 
 
 def linear_gradients(
-    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, keep: bool
-) -> dict[str, SampleGradients]:
+    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
+) -> dict[str, SampleGradients | Deferred]:
     """Linear on (B, d) or (B, ..., d); with positions in between, the gradient is a sum over them."""
     del module
-    found: dict[str, SampleGradients] = {}
+    found: dict[str, SampleGradients | Deferred] = {}
     if inputs.dim() == 2:  # noqa: PLR2004
         squared = squared_rows(grad_output)
         if "bias" in names:
-            found["bias"] = Recomputed(
-                inputs=inputs, grad_output=grad_output, squared_norms=squared, form=lambda _, g: g.sum(0)
-            )
+            found["bias"] = stored(grad_output, squared)
         if "weight" in names:
             # |g a^T|^2 = |g|^2 |a|^2: nothing is written out (Goodfellow 2015).
             found["weight"] = Recomputed(
@@ -40,7 +47,7 @@ def linear_gradients(
     if "bias" in names:
         found["bias"] = stored(grad_output.sum(1))
     if "weight" in names:
-        found["weight"] = _sequence_weight(inputs, grad_output, keep)
+        found["weight"] = _sequence_weight(inputs, grad_output, storage)
     return found
 
 
@@ -48,13 +55,13 @@ def _outer(inputs: Tensor, grad_output: Tensor) -> Tensor:
     return grad_output.flatten(0, -2).mT @ inputs.flatten(0, -2)  # (p, B T) @ (B T, d)
 
 
-def _sequence_weight(inputs: Tensor, grad_output: Tensor, keep: bool) -> SampleGradients:
+def _sequence_weight(inputs: Tensor, grad_output: Tensor, storage: Storage) -> SampleGradients:
     _, positions, width_in = inputs.shape
     width_out = grad_output.shape[2]
     size = width_in * width_out
     if positions * (width_in + width_out) < size:  # fewer multiplications than writing the gradients out
         squared = _gram_norms(inputs, grad_output)
-    elif keep:
+    elif storage is Storage.KEEP:
         return stored(torch.bmm(grad_output.mT, inputs))  # (B, p, d)
     else:
         chunk = max(1, SCRATCH_BYTES // (size * inputs.element_size()))
@@ -80,10 +87,10 @@ def _gram_norms(inputs: Tensor, grad_output: Tensor, mask: Tensor | None = None)
 
 
 def embedding_gradients(
-    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, keep: bool
-) -> dict[str, SampleGradients]:
+    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
+) -> dict[str, SampleGradients | Deferred]:
     """Embedding: rows of tokens that a sample repeats add up, which the mask of equal tokens accounts for."""
-    del names, keep
+    del names, storage
     assert isinstance(module, nn.Embedding)  # noqa: S101
     tokens = inputs.reshape(inputs.shape[0], -1)  # (B, T)
     grads = grad_output.reshape(*tokens.shape, -1)  # (B, T, d)
@@ -101,10 +108,10 @@ def embedding_gradients(
 
 
 def norm_gradients(
-    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, keep: bool
-) -> dict[str, SampleGradients]:
+    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
+) -> dict[str, SampleGradients | Deferred]:
     """GroupNorm and LayerNorm: one small vector a sample."""
-    del keep
+    del storage
     if isinstance(module, nn.GroupNorm):
         normalised = F.group_norm(inputs, module.num_groups, eps=module.eps)
         summed = tuple(range(2, inputs.dim()))

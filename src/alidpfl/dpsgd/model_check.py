@@ -28,6 +28,9 @@ def check_model(model: nn.Module) -> None:
         )
     for name, parameter in trained.items():
         _check_parameter(name, parameter)
+    dtypes = sorted({str(parameter.dtype) for parameter in trained.values()})
+    if len(dtypes) > 1:
+        raise UnsupportedModelError(f"trained parameters have dtypes {' and '.join(dtypes)}; call model.float()")
     _check_no_sharing(model)
 
 

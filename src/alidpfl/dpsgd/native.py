@@ -10,9 +10,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +22,7 @@ _SUFFIX_AND_LANES = {2: ("avx512", 16), 1: ("avx2", 8), 0: ("portable", 4)}
 _switched_off: ContextVar[bool] = ContextVar("alidpfl_native_switched_off", default=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConvShape:
+class ConvShape(NamedTuple):
     """The C struct `conv_shape`, field by field; see _native.c."""
 
     batch: int
@@ -98,14 +98,34 @@ def serves_convolution(channels_out: int) -> bool:
 
 def conv_gradients(shape: ConvShape, inputs: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     """Per-sample weight gradients (batch, rows, channels out) and their squared norms (batch,), all in NHWC."""
+    _check_convolution(shape, inputs, grad_output)
+    weights = torch.empty(shape.batch, shape.rows, shape.channels_out)
+    squared = torch.empty(shape.batch, dtype=torch.float64)
+    fields = (ctypes.c_int64 * 12)(*shape)
+    _loaded().function("conv")(fields, *(_pointer(tensor) for tensor in (inputs, grad_output, weights, squared)))
+    return weights, squared
+
+
+def conv_clipped_sum(
+    shape: ConvShape, inputs: Tensor, grad_output: Tensor, other_squared_norms: Tensor, limit: float
+) -> tuple[Tensor, Tensor]:
+    """Norms over all parameters (batch,), and the clipped sum of weight gradients (rows, channels out)."""
+    _check_convolution(shape, inputs, grad_output)
+    _check_contiguous(other_squared_norms, torch.float64, shape.batch)
+    scratch, total = torch.empty(shape.rows, shape.channels_out), torch.zeros(shape.rows, shape.channels_out)
+    norms = torch.empty(shape.batch, dtype=torch.float64)
+    fields = (ctypes.c_int64 * 12)(*shape)
+    before, after = (inputs, grad_output, other_squared_norms), (scratch, total, norms)
+    _loaded().function("conv_clipped_sum")(
+        fields, *(_pointer(t) for t in before), ctypes.c_double(limit), *(_pointer(t) for t in after)
+    )
+    return norms, total
+
+
+def _check_convolution(shape: ConvShape, inputs: Tensor, grad_output: Tensor) -> None:
     _check_contiguous(inputs, torch.float32, shape.batch * shape.sample_size)
     positions = shape.out_height * shape.out_width
     _check_contiguous(grad_output, torch.float32, shape.batch * positions * shape.channels_out)
-    weights = torch.empty(shape.batch, shape.rows, shape.channels_out)
-    squared = torch.empty(shape.batch, dtype=torch.float64)
-    fields = (ctypes.c_int64 * 12)(*astuple(shape))
-    _loaded().function("conv")(fields, *(_pointer(tensor) for tensor in (inputs, grad_output, weights, squared)))
-    return weights, squared
 
 
 def relu_pool(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,15 +150,14 @@ def relu_pool_backward(grad: Tensor, winner: Tensor, shape: tuple[int, ...]) -> 
     return grad_x
 
 
-def box_muller(high: Tensor, low: Tensor, angle: Tensor, *, out: Tensor) -> None:
-    """Two standard normals for each triple of 32-bit random words; see randomness.py."""
-    pairs = len(high)
+def box_muller(radius: Tensor, angle: Tensor, *, out: Tensor) -> None:
+    """Two standard normals for each 64-bit and 32-bit random word; see randomness.py."""
+    pairs = len(angle)
+    _check_contiguous(radius, torch.int64, pairs)
+    _check_contiguous(angle, torch.int32, pairs)
     _check_contiguous(out, torch.float32, 2 * pairs)
-    for words in (high, low, angle):
-        _check_contiguous(words, torch.int32, pairs)
-    _loaded().function("box_muller")(
-        ctypes.c_int64(pairs), _pointer(high), _pointer(low), _pointer(angle), _pointer(out), _pointer(out[pairs:])
-    )
+    pointers = (_pointer(tensor) for tensor in (radius, angle, out, out[pairs:]))
+    _loaded().function("box_muller")(ctypes.c_int64(pairs), *pointers)
 
 
 def _loaded() -> _Library:

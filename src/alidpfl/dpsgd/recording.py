@@ -5,9 +5,10 @@ each trained layer's output keeps the graph alive from the first trained layer o
 gradient when the backward pass comes by.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from alidpfl.dpsgd.fallback import vmap_gradients
-from alidpfl.dpsgd.gradients import SampleGradients
+from alidpfl.dpsgd.gradients import Deferred, SampleGradients, Storage
 from alidpfl.dpsgd.layers import RULES, has_rule
 from alidpfl.errors import UnsupportedModelError
 
@@ -29,10 +30,15 @@ class Unit:
     names: tuple[str, ...]  # of the trained parameters, relative to the module
     has_rule: bool
 
-    @property
+    @cached_property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The trained parameters, as in `names`."""
+        return tuple(self.module.get_parameter(name) for name in self.names)
+
+    @cached_property
     def num_params(self) -> int:
         """How many numbers are trained here."""
-        return sum(self.module.get_parameter(name).numel() for name in self.names)
+        return sum(parameter.numel() for parameter in self.parameters)
 
     def full_name(self, name: str) -> str:
         """The parameter's name in the whole model."""
@@ -73,9 +79,9 @@ class _Tap(torch.autograd.Function):
 class Recording:
     """Hooks on the units of a model during one pass; afterwards `found` holds the gradients by full name."""
 
-    def __init__(self, units: Sequence[Unit], kept: frozenset[str], batch_size: int) -> None:
-        self.found: dict[str, SampleGradients] = {}
-        self._units, self._kept, self._batch_size = units, kept, batch_size
+    def __init__(self, units: Sequence[Unit], storage: Mapping[str, Storage], batch_size: int) -> None:
+        self.found: dict[str, SampleGradients | Deferred] = {}
+        self._units, self._storage, self._batch_size = units, storage, batch_size
         self._anchor = torch.ones((), requires_grad=True)
         self._called: set[str] = set()
         self._listening = False
@@ -101,7 +107,7 @@ class Recording:
 
     @contextmanager
     def _parameters_at_rest(self) -> Iterator[None]:
-        parameters = [unit.module.get_parameter(name) for unit in self._units for name in unit.names]
+        parameters = [parameter for unit in self._units for parameter in unit.parameters]
         for parameter in parameters:
             parameter.requires_grad_(False)
         try:
@@ -146,10 +152,11 @@ class Recording:
         return tuple(None if t is None else next(tapped) for t in output)
 
     def _record(self, unit: Unit, inputs: tuple[Tensor, ...], grads: tuple[Tensor, ...]) -> None:
+        found: Mapping[str, SampleGradients | Deferred]
         with torch.no_grad():
             if unit.has_rule:
                 rule = RULES[type(unit.module)]
-                found = rule(unit.module, unit.names, inputs[0], grads[0], unit.path in self._kept)
+                found = rule(unit.module, unit.names, inputs[0], grads[0], self._storage[unit.path])
             else:
                 found = vmap_gradients(unit.module, unit.names, inputs, grads)
         self.found.update({unit.full_name(name): gradients for name, gradients in found.items()})
