@@ -84,16 +84,16 @@ MUTANTS = (
     ),
     Mutant(
         "clip norm ignored",
-        "src/alidpfl/dpsgd/clipping.py",
-        "factors = (clip_norm * _SAFETY / norms).clamp_max(1)",
+        "src/alidpfl/dpsgd/gradients.py",
+        "factors = (limit / norms).clamp_max(1)",
         "factors = torch.ones_like(norms)",
         CLIPPING,
     ),
     Mutant(
         "clipped by the largest layer's norm, not by all",
         "src/alidpfl/dpsgd/clipping.py",
-        "torch.stack(squared).sum(0).sqrt_()",
-        "torch.stack(squared).amax(0).sqrt_()",
+        "squared += gradients.squared_norms",
+        "squared = torch.maximum(squared, gradients.squared_norms)",
         CLIPPING,
     ),
     Mutant(
@@ -106,8 +106,8 @@ MUTANTS = (
     Mutant(
         "non-finite gradients only weighted with zero",
         "src/alidpfl/dpsgd/clipping.py",
-        "dropped = None if bool(finite.all()) else ~finite",
-        "dropped = None",
+        "factors, dropped = clip_factors(norms, limit).to(self._dtype), non_finite(norms)",
+        "factors, dropped = clip_factors(norms, limit).to(self._dtype), None",
         STEP,
     ),
     Mutant(

@@ -13,7 +13,7 @@ Sample a batch (`poisson_sample`), clip every sample's gradient exactly (`PerSam
 >>> result = dp_sgd_step(clipper, images[batch], labels[batch], settings, random)
 """
 
-from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, PerSampleClipper, clip_factors, cross_entropy
+from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, PerSampleClipper, cross_entropy
 from alidpfl.dpsgd.randomness import RandomStream
 from alidpfl.dpsgd.sampling import poisson_sample
 from alidpfl.dpsgd.step import StepResult, StepSettings, add_noise, dp_sgd_step, noised_sum
@@ -26,7 +26,6 @@ __all__ = [
     "StepResult",
     "StepSettings",
     "add_noise",
-    "clip_factors",
     "cross_entropy",
     "dp_sgd_step",
     "noised_sum",

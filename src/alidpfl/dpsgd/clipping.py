@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.conv import can_defer
-from alidpfl.dpsgd.gradients import Deferred, Storage, non_finite
+from alidpfl.dpsgd.gradients import Deferred, Storage, clip_factors, non_finite
 from alidpfl.dpsgd.model_check import check_model, check_modes, trained_parameters
 from alidpfl.dpsgd.probe import check_agreement, made_up, one_by_one, trial
 from alidpfl.dpsgd.recording import Recording, find_units
@@ -27,12 +27,6 @@ _SAFETY = 1 - 1e-6
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of class scores (B, classes) and labels (B,), one value a sample."""
     return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """(B,) factors min(1, C / norm); 0 for a norm that is not finite, whose sample then contributes nothing."""
-    factors = (clip_norm * _SAFETY / norms).clamp_max(1)  # norm 0 gives inf, hence 1
-    return torch.where(torch.isfinite(norms), factors, 0)
 
 
 @contextmanager
@@ -162,6 +156,7 @@ class PerSampleClipper:
     def _microbatch(self, inputs: Tensor, targets: Tensor, clip_norm: float) -> ClippedSum:
         recording = Recording(self._units, self._plan_storage(len(inputs)), len(inputs))
         losses = recording.run(lambda: self._losses(inputs, targets))
+        limit = clip_norm * _SAFETY
         found = {name: g for name, g in recording.found.items() if not isinstance(g, Deferred)}
         deferred = {name: g for name, g in recording.found.items() if isinstance(g, Deferred)}
         recording.found.clear()
@@ -171,8 +166,8 @@ class PerSampleClipper:
             squared += gradients.squared_norms
         norms, sums = squared.sqrt(), {}
         for name, late in deferred.items():  # at most one
-            norms, sums[name] = late.clipped_sum(squared, clip_norm * _SAFETY)
-        factors, dropped = clip_factors(norms, clip_norm).to(self._dtype), non_finite(norms)
+            norms, sums[name] = late.clipped_sum(squared, limit)
+        factors, dropped = clip_factors(norms, limit).to(self._dtype), non_finite(norms)
         for name, parameter in self.parameters.items():
             if name in found:  # popped: its memory is free before the next layer's sum is made
                 sums[name] = found.pop(name).weighted_sum(factors, dropped)

@@ -1,18 +1,18 @@
 """Per-sample gradients of Conv2d.
 
 Writing them out takes the same multiplications as the batch's weight gradient, so exact norms come at its price. What
-costs is the copy of the input patches: `F.unfold` is ten times slower than the two layouts used here, and the native
-kernel copies nothing at all.
+costs is the copy of the input patches (conv_torch.py); the native kernel copies nothing at all.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd import native
+from alidpfl.dpsgd.conv_torch import Geometry, KernelRows, gradients_by_patches
 from alidpfl.dpsgd.gradients import (
     SCRATCH_BYTES,
     Deferred,
@@ -21,32 +21,8 @@ from alidpfl.dpsgd.gradients import (
     Storage,
     Stored,
     rounding_allowance,
-    squared_norms,
-    squared_rows,
     stored,
 )
-
-_ROWS_SCRATCH_BYTES = 3 * SCRATCH_BYTES  # larger, since each chunk is used for every kernel row
-_SHORT_RUN = 16  # below so many floats side by side, copying by kernel rows is slower than by patches
-
-
-class _Geometry(NamedTuple):
-    """The numbers of a Conv2d that the gradient needs, for inputs that are already padded."""
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
-    channels_in: int  # of one group
-    channels_out: int
-
-    @property
-    def rows(self) -> int:
-        """Weights of one output channel."""
-        return self.channels_in * self.kernel[0] * self.kernel[1]
-
-    def weight_shape(self) -> tuple[int, int, int, int]:
-        return (self.channels_out, self.channels_in, *self.kernel)
 
 
 def conv2d_gradients(
@@ -69,10 +45,10 @@ def conv2d_gradients(
     return found
 
 
-def _geometry(module: nn.Conv2d) -> _Geometry:
+def _geometry(module: nn.Conv2d) -> Geometry:
     channels_out, channels_in, kernel_height, kernel_width = module.weight.shape
     (stride_y, stride_x), (dilation_y, dilation_x) = module.stride, module.dilation
-    return _Geometry(
+    return Geometry(
         kernel=(kernel_height, kernel_width),
         stride=(stride_y, stride_x),
         dilation=(dilation_y, dilation_x),
@@ -94,13 +70,15 @@ def _pad(module: nn.Conv2d, inputs: Tensor) -> Tensor:
 
 
 def can_defer(module: nn.Module) -> bool:
-    """Whether this layer's norms and clipped sum can be had in one pass, which only the native kernel does."""
+    """Whether this layer's norms and clipped sum can be had in one pass."""
     return (
         isinstance(module, nn.Conv2d) and module.weight.requires_grad and _uses_native(_geometry(module), module.weight)
     )
 
 
-def _deferred(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Deferred:
+def _deferred(geometry: Geometry, padded: Tensor, grad_nhwc: Tensor) -> Deferred:
+    if not _uses_native(geometry, padded):
+        return Deferred(KernelRows(geometry, padded, grad_nhwc).clipped_sum)
     inputs = padded.permute(0, 2, 3, 1).contiguous()  # (B, H, W, ci)
     shape = _native_shape(geometry, inputs, grad_nhwc)
 
@@ -111,7 +89,7 @@ def _deferred(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Deferre
     return Deferred(clipped_sum)
 
 
-def _norms_only(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Recomputed:
+def _norms_only(geometry: Geometry, padded: Tensor, grad_nhwc: Tensor) -> Recomputed:
     """Gradients chunk by chunk for their norms; the weighted sum is then one ordinary weight gradient."""
     chunk = max(1, SCRATCH_BYTES // (geometry.rows * geometry.channels_out * padded.element_size()))
     pairs = zip(padded.split(chunk), grad_nhwc.split(chunk), strict=True)
@@ -135,7 +113,7 @@ def _norms_only(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Recom
     )
 
 
-def _uses_native(geometry: _Geometry, padded: Tensor) -> bool:
+def _uses_native(geometry: Geometry, padded: Tensor) -> bool:
     return (
         geometry.groups == 1
         and padded.dtype == torch.float32
@@ -144,20 +122,15 @@ def _uses_native(geometry: _Geometry, padded: Tensor) -> bool:
     )
 
 
-def _uses_kernel_rows(geometry: _Geometry) -> bool:
-    run = geometry.kernel[1] * geometry.channels_in
-    return geometry.groups == 1 and geometry.stride[0] == 1 and geometry.dilation[1] == 1 and run >= _SHORT_RUN
-
-
-def _written_out(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Stored:
+def _written_out(geometry: Geometry, padded: Tensor, grad_nhwc: Tensor) -> Stored:
     if _uses_native(geometry, padded):
         return _native_gradients(geometry, padded, grad_nhwc)
-    if _uses_kernel_rows(geometry):
-        return _gradients_by_kernel_rows(geometry, padded, grad_nhwc)
-    return _gradients_by_patches(geometry, padded, grad_nhwc)
+    if KernelRows.serves(geometry):
+        return KernelRows(geometry, padded, grad_nhwc).stored()
+    return gradients_by_patches(geometry, padded, grad_nhwc)
 
 
-def _native_gradients(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Stored:
+def _native_gradients(geometry: Geometry, padded: Tensor, grad_nhwc: Tensor) -> Stored:
     inputs = padded.permute(0, 2, 3, 1).contiguous()  # (B, H, W, ci)
     shape = _native_shape(geometry, inputs, grad_nhwc)
     values, squared = native.conv_gradients(shape, inputs, grad_nhwc)  # (B, kh kw ci, co)
@@ -168,11 +141,11 @@ def _native_gradients(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) ->
     )
 
 
-def _from_native(geometry: _Geometry, total: Tensor) -> Tensor:
+def _from_native(geometry: Geometry, total: Tensor) -> Tensor:
     return total.view(*geometry.kernel, geometry.channels_in, -1).permute(3, 2, 0, 1)
 
 
-def _native_shape(geometry: _Geometry, inputs: Tensor, grad_nhwc: Tensor) -> native.ConvShape:
+def _native_shape(geometry: Geometry, inputs: Tensor, grad_nhwc: Tensor) -> native.ConvShape:
     batch, height, width, channels_in = inputs.shape
     (kernel_height, kernel_width), (dilation_y, dilation_x) = geometry.kernel, geometry.dilation
     dense = dilation_x == 1  # a kernel row then reads kw * ci inputs side by side
@@ -190,68 +163,3 @@ def _native_shape(geometry: _Geometry, inputs: Tensor, grad_nhwc: Tensor) -> nat
         step_y=geometry.stride[0] * width * channels_in,
         step_x=geometry.stride[1] * channels_in,
     )
-
-
-def _gradients_by_kernel_rows(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Stored:
-    """Copy, for every input row, the windows that the kernel's columns see; kernel row ky then is a slice of the copy.
-
-    The copy is kw times the input rather than kh * kw times.
-    """
-    inputs = padded.permute(0, 2, 3, 1).contiguous()  # (B, H, W, ci)
-    batch, height = inputs.shape[:2]
-    (kernel_height, kernel_width), channels_in = geometry.kernel, geometry.channels_in
-    run = kernel_width * channels_in
-    out_width = grad_nhwc.shape[2]
-    grads = grad_nhwc.flatten(1, 2).mT.contiguous()  # (B, co, L): the product is half as fast on the other layout
-    step = (inputs.stride(0), inputs.stride(1), geometry.stride[1] * inputs.stride(2), 1)
-    windows = inputs.as_strided((batch, height, out_width, run), step)
-    values = grads.new_empty(kernel_height, batch, geometry.channels_out, run)
-    squared = torch.zeros(batch, dtype=torch.float64)
-    for part in _chunks(batch, windows[0].numel() * windows.element_size(), _ROWS_SCRATCH_BYTES):
-        copied = windows[part].flatten(1, 2)  # (b, H ow, run): flatten copies
-        for ky in range(kernel_height):
-            first = ky * geometry.dilation[0] * out_width
-            torch.bmm(grads[part], copied[:, first : first + grads.shape[2]], out=values[ky, part])
-            # At once, while the values are in the cache.
-            squared[part] += squared_rows(values[ky, part])
-
-    def to_parameter(total: Tensor) -> Tensor:
-        return total.view(kernel_height, -1, kernel_width, channels_in).permute(1, 3, 0, 2)
-
-    return Stored(values=values.flatten(2), squared_norms=squared, to_parameter=to_parameter)  # (kh, B, co run)
-
-
-def _gradients_by_patches(geometry: _Geometry, padded: Tensor, grad_nhwc: Tensor) -> Stored:
-    """The general case: copy all patches, one product a sample and group."""
-    inputs = padded.contiguous()  # (B, C, H, W)
-    batch, groups, channels_in = inputs.shape[0], geometry.groups, geometry.channels_in
-    _, out_height, out_width, channels_out = grad_nhwc.shape
-    by_sample, by_channel, by_row, by_column = inputs.stride()
-    patches = inputs.as_strided(
-        (batch, groups, channels_in, *geometry.kernel, out_height, out_width),
-        (
-            by_sample,
-            channels_in * by_channel,
-            by_channel,
-            geometry.dilation[0] * by_row,
-            geometry.dilation[1] * by_column,
-            geometry.stride[0] * by_row,
-            geometry.stride[1] * by_column,
-        ),
-    )
-    grads = grad_nhwc.view(batch, out_height * out_width, groups, channels_out // groups).transpose(1, 2)
-    values = grads.new_empty(batch, groups, geometry.rows, channels_out // groups)
-    for part in _chunks(batch, patches[0].numel() * patches.element_size(), SCRATCH_BYTES):
-        copied = patches[part].reshape(-1, geometry.rows, out_height * out_width)  # (b G, rows, L)
-        torch.bmm(copied, grads[part].flatten(0, 1), out=values[part].flatten(0, 1))
-
-    def to_parameter(total: Tensor) -> Tensor:
-        return total.view(groups, geometry.rows, -1).mT.reshape(geometry.weight_shape())
-
-    slabs = values.flatten(1).unsqueeze(0)  # (1, B, co rows)
-    return Stored(values=slabs, squared_norms=squared_norms(slabs).sum(0), to_parameter=to_parameter)
-
-
-def _chunks(batch: int, bytes_per_sample: int, limit: int) -> list[slice]:
-    size = max(1, limit // max(1, bytes_per_sample))
-    return [slice(first, first + size) for first in range(0, batch, size)]

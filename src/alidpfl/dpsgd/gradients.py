@@ -124,6 +124,12 @@ class Deferred:
     clipped_sum: Callable[[Tensor, float], tuple[Tensor, Tensor]]
 
 
+def clip_factors(norms: Tensor, limit: float) -> Tensor:
+    """(B,) factors min(1, limit / norm); 0 for a norm that is not finite, whose sample then contributes nothing."""
+    factors = (limit / norms).clamp_max(1)  # norm 0 gives inf, hence 1
+    return torch.where(torch.isfinite(norms), factors, 0)
+
+
 def non_finite(norms: Tensor) -> Tensor | None:
     """The mask of samples to drop, or None if there are none."""
     finite = torch.isfinite(norms)
