@@ -1,9 +1,9 @@
 """What an exact DP-SGD step costs: `python -m benchmarks.step` (or `make bench`).
 
 All contenders run interleaved in one process with one thread, so that a noisy machine slows all of them alike. A turn
-is four steps of each contender, the first of which is not counted; ratios are medians of ratios within a turn. Two settings of malloc: glibc's default gives large blocks back to the system after
-every step and pays for it in page faults; "tuned" keeps them (see docs/benchmarks.md). Memory is measured apart, each
-contender in a process of its own.
+is four steps of each contender, the first of which is not counted; ratios are medians of ratios within a turn. Two
+settings of malloc: glibc's default gives large blocks back to the system after every step and pays for it in page
+faults; "tuned" keeps them (see docs/benchmarks.md). Memory is measured apart, each contender in a process of its own.
 """
 
 import argparse

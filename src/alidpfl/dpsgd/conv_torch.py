@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from alidpfl.dpsgd.gradients import SCRATCH_BYTES, Stored, clip_factors, non_finite, squared_norms
+from alidpfl.dpsgd.gradients import SCRATCH_BYTES, Stored, squared_norms
 
 _SHORT_RUN = 16  # below so many floats side by side, copying by kernel rows is slower than by patches
 
@@ -59,32 +59,15 @@ class KernelRows:
 
     def stored(self) -> Stored:
         """All gradients, written out."""
-        batch = len(self._grads)
-        values = self._empty(batch)
+        batch, _, channels_out = self._grads.shape
+        values = self._grads.new_empty(self._geometry.kernel[0], batch, channels_out, self._run)
         squared = torch.empty(batch, dtype=torch.float64)
         for part in _chunks(batch, self._windows[0].nbytes, 3 * SCRATCH_BYTES):
             squared[part] = self._write(part, values[:, part])
         return Stored(values=values.flatten(2), squared_norms=squared, to_parameter=self._to_parameter)
 
-    def clipped_sum(self, other_squared_norms: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-        """As `gradients.Deferred`: a few samples at a time, whose gradients stay in the cache."""
-        parts = _chunks(len(self._grads), 4 * self._geometry.rows * self._geometry.channels_out, 2 * SCRATCH_BYTES)
-        buffer = self._empty(parts[0].stop)
-        norms = torch.empty_like(other_squared_norms)
-        total = buffer.new_zeros(buffer.shape[0], buffer[0, 0].numel())  # (kh, co run)
-        for part in parts:
-            values = buffer[:, : len(self._grads[part])]
-            squared = self._write(part, values)
-            norms[part] = squared.add_(other_squared_norms[part]).sqrt_()
-            piece = Stored(values=values.flatten(2), squared_norms=squared, to_parameter=lambda total: total)
-            total += piece.weighted_sum(clip_factors(norms[part], limit).to(total.dtype), non_finite(norms[part]))
-        return norms, self._to_parameter(total)
-
-    def _empty(self, batch: int) -> Tensor:
-        return self._grads.new_empty(self._geometry.kernel[0], batch, self._geometry.channels_out, self._run)
-
     def _write(self, part: slice, out: Tensor) -> Tensor:
-        """Gradients of some samples into out (kh, b, co, run); returns their squared norms (b,)."""
+        """Gradients of some samples into out (kh, b, co, run), and at once, from the cache, their squared norms (b,)."""
         windows = self._windows[part].flatten(1, 2)  # (b, H ow, run): flatten copies
         grads = self._grads[part].mT.contiguous()  # (b, co, L): the product is half as fast on the other layout
         for ky, gradients in enumerate(out):

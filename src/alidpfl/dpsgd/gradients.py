@@ -67,7 +67,12 @@ def squared_rows(tensor: Tensor) -> Tensor:
 
 def _zero(tensor: Tensor, dropped: Tensor | None) -> Tensor:
     """Zero the entries of dropped samples in (B, ...)."""
-    return tensor if dropped is None else tensor.masked_fill(dropped.view(-1, *[1] * (tensor.dim() - 1)), 0)
+    return tensor if dropped is None else tensor.masked_fill(_column(dropped, tensor), 0)
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    """(B,) -> (B, 1, ...) with as many dimensions as `like`."""
+    return values.view(-1, *[1] * (like.dim() - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +88,11 @@ class Stored:
 
     def weighted_sum(self, weights: Tensor, dropped: Tensor | None) -> Tensor:
         """One matrix-vector product over the stored gradients."""
-        values = _zero(self.values.transpose(0, 1), dropped).transpose(0, 1)
-        return self.to_parameter(weights @ values)  # (B) @ (S, B, P) -> (S, P)
+        values = self.values
+        if dropped is not None:
+            values = _zero(values.transpose(0, 1), dropped).transpose(0, 1)
+        slabs = [weights @ slab for slab in values]  # (B) @ (B, P) -> (P)
+        return self.to_parameter(slabs[0] if len(slabs) == 1 else torch.stack(slabs))
 
 
 def stored(gradients: Tensor, squared: Tensor | None = None) -> Stored:
@@ -109,7 +117,7 @@ class Recomputed:
     def weighted_sum(self, weights: Tensor, dropped: Tensor | None) -> Tensor:
         """The batch's weight gradient with each sample's output gradient multiplied by its weight."""
         inputs, grad_output = _zero(self.inputs, dropped), _zero(self.grad_output, dropped)
-        return self.form(inputs, grad_output * weights.view(-1, *[1] * (grad_output.dim() - 1)))
+        return self.form(inputs, grad_output * _column(weights, grad_output))
 
 
 @dataclass(frozen=True)

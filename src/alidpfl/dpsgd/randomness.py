@@ -23,7 +23,7 @@ from alidpfl.errors import ConfigError
 
 _KEY_BYTES = 32
 _BLOCK_BYTES = 16
-_CHUNK_PAIRS = 1 << 15  # so that words and numbers stay in the second-level cache
+_CHUNK_PAIRS = 1 << 16  # so that words and numbers stay in the second-level cache
 _HALF_A_UNIT = torch.tensor(2.0**-64)  # keeps the logarithm finite
 _ZEROS = memoryview(bytes(12 * _CHUNK_PAIRS))  # the plain text whose encryption is the keystream
 
