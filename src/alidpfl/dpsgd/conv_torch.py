@@ -67,7 +67,7 @@ class KernelRows:
         return Stored(values=values.flatten(2), squared_norms=squared, to_parameter=self._to_parameter)
 
     def _write(self, part: slice, out: Tensor) -> Tensor:
-        """Gradients of some samples into out (kh, b, co, run), and at once, from the cache, their squared norms (b,)."""
+        """Gradients of some samples into out (kh, b, co, run), and at once, from cache, their squared norms (b,)."""
         windows = self._windows[part].flatten(1, 2)  # (b, H ow, run): flatten copies
         grads = self._grads[part].mT.contiguous()  # (b, co, L): the product is half as fast on the other layout
         for ky, gradients in enumerate(out):
