@@ -132,6 +132,19 @@ def test_cancelling_positions_do_not_slip_through():
         assert norm(ours.gradients) <= 1e-3 * (1 + 1e-6)
 
 
+def test_tiny_gradients_times_huge_inputs_do_not_slip_through():
+    """Squares that underflow in float32, times inputs that make up for it."""
+    layer = nn.Linear(1, 1, bias=False)
+
+    def loss(outputs, targets):
+        return 2e-23 * outputs.squeeze(1)
+
+    ours = PerSampleClipper(layer, loss=loss).clipped_sum(
+        torch.full((1, 1), 1e19), torch.zeros(1), clip_norm=1e-6, seed=0
+    )
+    assert 0.9e-6 < norm(ours.gradients) <= 1e-6
+
+
 def test_frozen_parameters_get_no_gradient_and_do_not_count():
     model, (x, y) = CASES["resnet"].model(), CASES["resnet"].batch(5)
     for name, parameter in model.named_parameters():

@@ -211,7 +211,7 @@ def test_bad_limits_are_named(options, message):
         PerSampleClipper(nn.Linear(4, 4), **options)
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.nan, 1e-11])
 def test_bad_clip_norms_are_named(clip_norm):
     with pytest.raises(ConfigError, match=f"clip_norm={clip_norm}"):
         PerSampleClipper(nn.Linear(4, 4)).clipped_sum(

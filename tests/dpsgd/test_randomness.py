@@ -5,6 +5,7 @@ import copy
 import math
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -148,6 +149,14 @@ def test_a_forked_process_does_not_repeat_the_noise():
     child = os.read(read_end, 16)
     assert len(child) == 16
     assert child != stream._words(4).numpy().tobytes()
+
+
+def test_threads_that_share_a_stream_never_get_the_same_noise():
+    stream = RandomStream.seeded(3)
+    with ThreadPoolExecutor(4) as pool:
+        draws = list(pool.map(lambda _: tuple(stream.normal(64).tolist()), range(400)))
+    assert len(set(draws)) == 400
+    assert len({number for draw in draws for number in draw[:4]}) == 1600
 
 
 def test_seeds_must_be_integers():

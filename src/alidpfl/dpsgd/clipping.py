@@ -1,6 +1,7 @@
 """The sum of clipped per-sample gradients: the one quantity of a batch that DP-SGD may use, once it is noised."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 # A float32 norm is right to about 2e-7: clipping a little lower makes the bound strict.
 _SAFETY = 1 - 1e-6
+_SMALLEST_CLIP_NORM = 1e-10
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -125,8 +127,11 @@ class PerSampleClipper:
             clip_norm: C; infinity switches clipping off.
             seed: of the randomness inside the model (dropout); torch's global generator is left untouched.
         """
-        if not clip_norm > 0:
-            raise ConfigError(f"clip_norm={clip_norm} must be greater than 0")
+        if not clip_norm >= _SMALLEST_CLIP_NORM:
+            raise ConfigError(
+                f"clip_norm={clip_norm} must be at least {_SMALLEST_CLIP_NORM}: below, float32 gradients underflow; "
+                "scale the loss up instead"
+            )
         self._check_batch(inputs, targets)
         check_modes(self.model)
         self._probe_once(inputs, targets)
@@ -189,8 +194,8 @@ class PerSampleClipper:
 
     def _samples_that_fit(self) -> int:
         """Samples whose gradients fit the memory limit, counting the modules that must always write them out."""
-        size = 4 * sum(unit.num_params for unit in self._units if not unit.has_rule)
-        return max(1, self._max_gradient_bytes // size) if size else self._max_gradient_bytes + 1
+        numbers = sum(unit.num_params for unit in self._units if not unit.has_rule)
+        return max(1, self._max_gradient_bytes // (numbers * self._dtype.itemsize)) if numbers else sys.maxsize
 
     def _plan_storage(self, batch_size: int) -> dict[str, Storage]:
         """Defer the largest layer that can be; keep the others' gradients, smallest first, as many as fit the limit."""
@@ -200,7 +205,7 @@ class PerSampleClipper:
             if unit is largest:
                 plan[unit.path] = Storage.DEFER
                 continue
-            used += 4 * batch_size * unit.num_params
+            used += batch_size * unit.num_params * self._dtype.itemsize
             plan[unit.path] = Storage.KEEP if used <= self._max_gradient_bytes else Storage.RECOMPUTE
         return plan
 

@@ -32,13 +32,17 @@ def linear_gradients(
     del module
     found: dict[str, SampleGradients | Deferred] = {}
     if inputs.dim() == 2:  # noqa: PLR2004
-        squared = squared_rows(grad_output)
+        # In double throughout: a tiny factor must not underflow before a huge one multiplies it.
+        squared = squared_rows(grad_output.double())
         if "bias" in names:
             found["bias"] = stored(grad_output, squared)
         if "weight" in names:
             # |g a^T|^2 = |g|^2 |a|^2: nothing is written out (Goodfellow 2015).
             found["weight"] = Recomputed(
-                inputs=inputs, grad_output=grad_output, squared_norms=squared * squared_rows(inputs), form=_outer
+                inputs=inputs,
+                grad_output=grad_output,
+                squared_norms=squared * squared_rows(inputs.double()),
+                form=_outer,
             )
         return found
     inputs, grad_output = (

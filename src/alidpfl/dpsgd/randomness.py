@@ -12,6 +12,7 @@ outputs may exploit (Mironov 2012).
 import hashlib
 import math
 import os
+import threading
 from typing import NoReturn
 
 import numpy as np
@@ -41,6 +42,7 @@ class RandomStream:
         self._stream = _keystream(key)
         self._owner = os.getpid()
         self._buffer = bytearray()
+        self._lock = threading.Lock()  # two threads in one buffer would give both the same noise
 
     @classmethod
     def secure(cls) -> "RandomStream":
@@ -65,8 +67,9 @@ class RandomStream:
 
     def uniform(self, count: int) -> Tensor:
         """Float64 numbers in [0, 1), multiples of 2^-53."""
-        words = self._words(2 * count).view(torch.int64)
-        return words.bitwise_and_((1 << 53) - 1).to(torch.float64).mul_(2.0**-53)
+        with self._lock:
+            words = self._words(2 * count).view(torch.int64)
+            return words.bitwise_and_((1 << 53) - 1).to(torch.float64).mul_(2.0**-53)
 
     def normal(self, count: int) -> Tensor:
         """Float32 standard normal numbers by the Box-Muller transform.
@@ -75,15 +78,17 @@ class RandomStream:
         """
         transform = native.box_muller if native.is_available() else _box_muller
         out = torch.empty(count + count % 2)
-        for chunk in out.split(2 * _CHUNK_PAIRS):
-            pairs = len(chunk) // 2
-            words = self._words(3 * pairs)
-            transform(words[: 2 * pairs].view(torch.int64), words[2 * pairs :], out=chunk)
+        with self._lock:
+            for chunk in out.split(2 * _CHUNK_PAIRS):
+                pairs = len(chunk) // 2
+                words = self._words(3 * pairs)
+                transform(words[: 2 * pairs].view(torch.int64), words[2 * pairs :], out=chunk)
         return out[:count]
 
     def integer(self) -> int:
         """A number in [0, 2^63): seeds torch's own generator for the randomness inside a model (dropout)."""
-        return int(self._words(2).view(torch.int64).item()) & ((1 << 63) - 1)
+        with self._lock:
+            return int(self._words(2).view(torch.int64).item()) & ((1 << 63) - 1)
 
     def _words(self, count: int) -> Tensor:
         """The next 32-bit words of the keystream, in a buffer that the next call overwrites."""
