@@ -113,23 +113,41 @@ def test_a_single_sample_contributes_at_most_the_clip_norm(scale, clip_norm, see
             assert norm(ours.gradients) <= clip_norm * (1 + 1e-6)
 
 
-def test_cancelling_positions_do_not_slip_through():
-    """Two positions whose huge gradients cancel: rounding decides what is left, and it must still be clipped."""
+@pytest.mark.parametrize("positions", [16, 128])  # norms by Gram matrices, and by writing out
+@pytest.mark.parametrize("limit", [0, 32 << 20])
+def test_cancelling_positions_do_not_slip_through(positions, limit):
+    """Huge terms that cancel exactly: the true norm is 0, what rounding leaves of the sum must still be clipped."""
     torch.manual_seed(0)
     layer = nn.Linear(64, 64, bias=False)
-    a = torch.randn(1, 1, 64).expand(1, 2, 64)
-    v = 1e4 * torch.randn(64)
-    delta = 1e-3 * torch.randn(64)
-    weights = torch.stack([v, delta - v])  # output gradients of the two positions
+    x = torch.randn(1, 1, 64).expand(1, positions, 64)
+    half = 1e4 * torch.randn(positions // 2, 64)
+    weights = torch.cat([half, -half])[torch.randperm(positions)]  # the positions' output gradients
 
     def loss(outputs, targets):
         return (outputs * weights).sum((1, 2))
 
-    assert next(find_units(layer)).has_rule
-    for limit in (0, 32 << 20):
-        clipper = PerSampleClipper(layer, loss=loss, max_gradient_bytes=limit)
-        ours = clipper.clipped_sum(a, torch.zeros(1), clip_norm=1e-3, seed=0)
-        assert norm(ours.gradients) <= 1e-3 * (1 + 1e-6)
+    ours = PerSampleClipper(layer, loss=loss, max_gradient_bytes=limit).clipped_sum(
+        x, torch.zeros(1), clip_norm=1e-4, seed=0
+    )
+    assert norm(ours.gradients) <= 1e-4 * (1 + 1e-6)
+    plain = torch.autograd.grad(loss(layer(x), None).sum(), layer.weight)[0]
+    assert plain.norm() > 1e-3, "rounding leaves too little for this test to mean anything"
+
+
+def test_cancelling_tokens_do_not_slip_through():
+    layer = nn.Embedding(3, 64)
+    torch.manual_seed(0)
+    half = 1e6 * torch.randn(32, 64)
+    weights = torch.cat([half, -half])[torch.randperm(64)]
+
+    def loss(outputs, targets):
+        return (outputs * weights).sum((1, 2))
+
+    tokens = torch.ones(1, 64, dtype=torch.long)
+    ours = PerSampleClipper(layer, loss=loss).clipped_sum(tokens, torch.zeros(1), clip_norm=1e-4, seed=0)
+    assert norm(ours.gradients) <= 1e-4 * (1 + 1e-6)
+    plain = torch.autograd.grad(loss(layer(tokens), None).sum(), layer.weight)[0]
+    assert plain.norm() > 1e-3, "rounding leaves too little for this test to mean anything"
 
 
 def test_tiny_gradients_times_huge_inputs_do_not_slip_through():
