@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from alidpfl.dpsgd import PerSampleClipper
-from alidpfl.errors import ConfigError, DataError, UnsupportedModelError
+from alidpfl.dpsgd import PerSampleClipper, RandomStream, StepSettings, noised_sum, poisson_sample
+from alidpfl.dpsgd.probe import check_agreement
+from alidpfl.errors import AliDpflError, ConfigError, DataError, UnsupportedModelError
 
 from .oracle import clipped_sum, distance, gradients_one_by_one
 
@@ -97,7 +98,7 @@ class FunctionalDropout(nn.Module):
 REFUSED = {
     "batch-norm": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
-        r"1 is BatchNorm1d: it mixes the samples .* use nn.GroupNorm",
+        r"layer '1' is BatchNorm1d: it mixes the samples .* use nn.GroupNorm",
     ),
     "tied": (Tied, r"a.weight and b.weight share memory \(tied parameters\).* give each its own tensor"),
     "shared storage": (SharedStorage, r"a.weight and b.weight share memory"),
@@ -110,11 +111,11 @@ REFUSED = {
         lambda: parametrizations.spectral_norm(nn.Linear(4, 4)),
         "per-sample gradients|buffer that the forward pass rewrites",
     ),
-    "merged batch": (MergedBatch, r"takes or gives a tensor of shape \(4, 2\).* keep the batch first"),
+    "merged batch": (MergedBatch, r"takes or gives a tensor of shape \(8, 2\).* keep the batch first"),
     "functional dropout": (FunctionalDropout, "randomness is drawn other than by nn.Dropout"),
     "recurrent": (
         lambda: nn.Sequential(nn.LSTM(4, 4)),
-        r"0 \(LSTM\) reuses its weights.* use convolutions or attention",
+        r"0 \(LSTM\) reuses its weights.* use convolutions",
     ),
     "instance norm": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.InstanceNorm1d(4, track_running_stats=True)),
@@ -181,7 +182,7 @@ def test_a_model_is_not_refused_for_what_its_data_hold():
         (
             torch.zeros(2, 4, dtype=torch.uint8),
             torch.zeros(2).long(),
-            r"dtype torch.uint8 .* inputs.to\(torch.float32\) / 255",
+            r"dtype torch.uint8.* inputs.to\(torch.float32\) / 255",
         ),
         (torch.zeros(2, 4).double(), torch.zeros(2).long(), "dtype torch.float64"),
         (torch.zeros(2, 5), torch.zeros(2).long(), r"cannot take inputs of shape \(5,\)"),
@@ -198,7 +199,7 @@ def test_bad_batches_are_named(inputs, targets, message):
 
 def test_a_loss_that_averages_is_refused():
     clipper = PerSampleClipper(nn.Linear(4, 4), loss=F.cross_entropy)
-    with pytest.raises(ConfigError, match=r"loss returned shape \(\) for a batch of 2.*reduction=\"none\""):
+    with pytest.raises(ConfigError, match=r"loss returned shape \(\) for a batch of \d.*reduction=\"none\""):
         clipper.clipped_sum(torch.zeros(2, 4), torch.zeros(2).long(), clip_norm=1.0, seed=0)
 
 
@@ -217,3 +218,168 @@ def test_bad_clip_norms_are_named(clip_norm):
         PerSampleClipper(nn.Linear(4, 4)).clipped_sum(
             torch.zeros(1, 4), torch.zeros(1).long(), clip_norm=clip_norm, seed=0
         )
+
+
+def _class_balanced(outputs, targets):
+    counts = torch.bincount(targets, minlength=outputs.shape[1])
+    return F.cross_entropy(outputs, targets, reduction="none") * len(targets) / counts[targets]
+
+
+def _pushing_apart(outputs, targets):
+    others = targets.unsqueeze(0) != targets.unsqueeze(1)
+    distances = (outputs.unsqueeze(0) - outputs.unsqueeze(1)).square().sum(2)
+    return F.cross_entropy(outputs, targets, reduction="none") - 0.1 * (distances * others).sum(1)
+
+
+def _pulling_together(outputs, targets):
+    same = targets.unsqueeze(0) == targets.unsqueeze(1)
+    distances = (outputs.unsqueeze(0) - outputs.unsqueeze(1)).square().sum(2)
+    return F.cross_entropy(outputs, targets, reduction="none") + 0.1 * (distances * same).sum(1)
+
+
+@pytest.mark.parametrize("loss", [_class_balanced, _pushing_apart, _pulling_together])
+def test_losses_that_look_across_the_batch_are_refused(loss):
+    clipper = PerSampleClipper(nn.Linear(4, 3), loss=loss)
+    with pytest.raises(UnsupportedModelError, match="the loss mixes the samples of a batch"):
+        clipper.clipped_sum(torch.rand(6, 4), torch.randint(3, (6,)), clip_norm=1.0, seed=0)
+
+
+@pytest.mark.parametrize("label", [-7, 123456])
+def test_bad_labels_are_not_quoted(label):
+    clipper = PerSampleClipper(nn.Linear(4, 3))
+    with pytest.raises(DataError, match="check that labels are below the number of outputs") as caught:
+        clipper.clipped_sum(torch.rand(2, 4), torch.tensor([0, label]), clip_norm=1.0, seed=0)
+    assert str(label) not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+def test_results_do_not_show_private_values():
+    result = noised_sum(
+        PerSampleClipper(nn.Linear(4, 3)),
+        torch.rand(2, 4),
+        torch.zeros(2).long(),
+        StepSettings(clip_norm=1.0, noise_multiplier=1.0, learning_rate=0.1, expected_batch_size=2),
+        RandomStream.seeded(0),
+    )
+    for shown in (repr(result), str(result), repr(result.private)):
+        assert "tensor" not in shown
+
+
+def test_a_model_that_changed_is_refused():
+    x, y = torch.rand(2, 4), torch.zeros(2).long()
+    for change in (
+        lambda model: setattr(model, "1", nn.Linear(4, 3)),
+        lambda model: model[0].requires_grad_(False),
+    ):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+        clipper = PerSampleClipper(model)
+        clipper.clipped_sum(x, y, clip_norm=1.0, seed=0)
+        change(model)
+        with pytest.raises(ConfigError, match="make a new one"):
+            clipper.clipped_sum(x, y, clip_norm=1.0, seed=0)
+
+
+def _step(**change):
+    given = {
+        "clipper": PerSampleClipper(nn.Linear(4, 3)),
+        "inputs": torch.rand(2, 4),
+        "targets": torch.zeros(2).long(),
+        "settings": StepSettings(clip_norm=1.0, noise_multiplier=1.0, learning_rate=0.1, expected_batch_size=2),
+        "random": RandomStream.seeded(0),
+    }
+    return noised_sum(**{**given, **change})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: _step(clipper=nn.Linear(4, 3)), r"pass PerSampleClipper\(model\).* not a Linear"),
+        (lambda: _step(random=torch.Generator()), r"not Generator: pass RandomStream.secure\(\)"),
+        (lambda: _step(inputs=[[1.0] * 4]), "inputs must be a tensor, not list"),
+        (lambda: _step(inputs=torch.empty(2, 4, device="meta")), "inputs are on meta; .* runs on the CPU"),
+        (lambda: PerSampleClipper("model"), "model must be a torch.nn.Module, not str"),
+        (lambda: PerSampleClipper(nn.Linear(4, 3), loss="ce"), "loss='ce' must be a function"),
+        (lambda: PerSampleClipper(nn.Linear(4, 3, device="meta")), "weight is on meta; .* runs on the CPU"),
+        (lambda: poisson_sample(10.0, 0.5, RandomStream.seeded(0)), "num_records must be a whole number, not float"),
+        (lambda: poisson_sample(10, "0.5", RandomStream.seeded(0)), "sample_rate=0.5 must be in"),
+        (lambda: poisson_sample(10, 0.5, 0), "not int: pass RandomStream.secure"),
+    ],
+)
+def test_wrong_types_are_named(call, message):
+    with pytest.raises(AliDpflError, match=message):
+        call()
+
+
+class Mix(nn.Module):
+    """Mixes samples in some way, before a linear layer."""
+
+    def __init__(self, mix, first=None):
+        super().__init__()
+        self.mix, self.first, self.layer = mix, first or nn.Identity(), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(self.mix(self.first(x)))
+
+
+def _dead():
+    layer = nn.Linear(4, 4)
+    with torch.no_grad():
+        layer.weight.abs_().neg_()
+        layer.bias.fill_(-1)
+    return nn.Sequential(layer, nn.ReLU())
+
+
+class RunningMaximum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("largest", torch.full((), 1000.0))
+
+    def forward(self, x):
+        self.largest = torch.maximum(self.largest, x.detach().abs().max())
+        return self.layer(x / self.largest)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Mix(lambda x: x - F.relu(-x).mean(0)),
+        Mix(lambda x: x - x.mean(0) if (x < 0).any() else x),
+        Mix(lambda x: x - x.mean(0) if len(x) > 2 else x),
+        Mix(lambda x: x / (x.norm() / 10).clamp(min=1)),
+        Mix(lambda x: x + 1e-3 * x.mean(0)),
+        Mix(lambda x: x - x.mean(0), _dead()),
+    ],
+    ids=[
+        "negative part",
+        "only with negatives",
+        "only in larger batches",
+        "norm of outliers",
+        "weakly",
+        "behind a dead ReLU",
+    ],
+)
+def test_other_ways_of_mixing_are_refused(model):
+    with pytest.raises(UnsupportedModelError, match="do not agree with autograd"):
+        PerSampleClipper(model).clipped_sum(torch.rand(4, 4), torch.zeros(4).long(), clip_norm=1.0, seed=0)
+
+
+def test_a_buffer_that_only_real_data_change_is_noticed():
+    clipper = PerSampleClipper(RunningMaximum())
+    with pytest.raises(UnsupportedModelError, match="largest is a buffer that the forward pass rewrites"):
+        clipper.clipped_sum(torch.full((2, 4), 1e6), torch.zeros(2).long(), clip_norm=1.0, seed=0)
+
+
+def test_a_trial_that_shows_nothing_is_no_pass():
+    clipper = PerSampleClipper(nn.Linear(4, 3), loss=lambda outputs, targets: 0.0 * outputs.sum(1))
+    with pytest.raises(UnsupportedModelError, match="does the loss depend on the trained parameters"):
+        clipper.clipped_sum(torch.rand(2, 4), torch.zeros(2).long(), clip_norm=1.0, seed=0)
+
+
+def test_agreement_needs_both_norms_and_sums():
+    single = [{"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([1.0, 0.0])}]
+    norms, sums = torch.tensor([5.0, 1.0], dtype=torch.float64), {"w": torch.tensor([4.0, 4.0])}
+    check_agreement(norms, sums, single)
+    for bad_norms, bad_sums in ((norms * 1.01, sums), (norms, {"w": sums["w"] * 1.01}), (norms * math.nan, sums)):
+        with pytest.raises(UnsupportedModelError):
+            check_agreement(bad_norms, bad_sums, single)

@@ -101,6 +101,24 @@ def test_an_empty_batch_is_pure_noise():
     assert all(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
+def test_dropout_masks_differ_from_step_to_step():
+    """The model's own randomness is drawn anew for every step, from the stream."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 200), nn.Dropout(0.5), nn.ReLU(), nn.Linear(200, 3))
+    clipper, random = PerSampleClipper(model), RandomStream.seeded(1)
+    x, y = torch.randn(4, 10), torch.randint(3, (4,))
+    first, second = (noised_sum(clipper, x, y, SETTINGS, random).private.norms for _ in range(2))
+    assert not torch.allclose(first, second)
+
+
+def test_many_microbatches_are_released_in_float32():
+    clipper = PerSampleClipper(nn.Linear(6, 3), microbatch_size=2)
+    x, y = torch.randn(7, 6), torch.randint(3, (7,))
+    assert clipper.clipped_sum(x, y, clip_norm=1.0, seed=0).gradients["weight"].dtype == torch.float64
+    released = noised_sum(clipper, x, y, SETTINGS, _frozen_noise()).noised_sum
+    assert {g.dtype for g in released.values()} == {torch.float32}
+
+
 def _with_hostile_samples(x: torch.Tensor) -> torch.Tensor:
     hostile = x[:5].clone()
     hostile[0] = math.nan
@@ -224,14 +242,15 @@ def test_canary_audit_of_one_step(sigma_divisor, refuted):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"noise_multiplier": 0}, r"noise_multiplier=0 must be greater than 0; .*unsafe=\{'no-noise'\}"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0 must be greater than 0"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier=nan must be greater than 0"),
+        ({"noise_multiplier": 0}, r"noise_multiplier=0 must be at least 0.001; .*unsafe=\{'no-noise'\}"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0 must be at least 0.001"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier=nan must be at least 0.001"),
         ({"noise_multiplier": math.inf}, "noise_multiplier=inf must be finite"),
         ({"clip_norm": 0.0}, "clip_norm=0.0 must be finite and greater than 0"),
         ({"clip_norm": math.inf}, "clip_norm=inf must be finite"),
         ({"clip_norm": math.inf, "unsafe": frozenset({"no-clipping"})}, "clip_norm=inf must be finite"),
         ({"clip_norm": math.nan}, "clip_norm=nan"),
+        ({"noise_multiplier": 1e-200}, "noise_multiplier=1e-200 must be at least 0.001"),
         ({"learning_rate": 0}, "learning_rate=0 must be greater than 0"),
         ({"learning_rate": math.inf}, "learning_rate=inf must be finite"),
         (

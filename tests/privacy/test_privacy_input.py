@@ -95,3 +95,11 @@ def test_an_overspent_budget_says_what_was_spent(ask):
 def test_no_noise_is_enough_for_a_budget_that_is_all_but_spent():
     with pytest.raises(BudgetExceededError, match=r"no noise multiplier up to 1e\+06 makes steps=10000000 fit"):
         noise_multiplier_for(PrivacyBudget(epsilon=1e-9, delta=1e-9), 1.0, 10**7, accountant="rdp-paper")
+
+
+@pytest.mark.parametrize("wrong", [iter([]), (m for m in []), SampledGaussian(sample_rate=0.1, noise_multiplier=1.0)])
+def test_what_was_spent_must_be_a_list_that_can_be_read_twice(wrong):
+    with pytest.raises(ConfigError, match="must be a list or tuple"):
+        max_steps(PrivacyBudget(epsilon=2.0, delta=1e-5), 0.1, 2.0, already_spent=wrong)
+    with pytest.raises(ConfigError, match="must be a list or tuple"):
+        epsilon(wrong, 1e-5)

@@ -24,6 +24,7 @@ typedef struct {
     int64_t batch, height, width, channels;
 } pool_shape;
 #define NONE 255
+#define LARGEST_NORM 1e30 /* as in gradients.py */
 
 /* Numbers below 1e-38 count as zero while a kernel runs: arithmetic on them is a hundred times slower, and a time that
  * depends on the data tells about the data. */

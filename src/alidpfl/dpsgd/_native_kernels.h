@@ -75,7 +75,7 @@ TARGET void NAME(alidpfl_conv)(const conv_shape *s, const float *x, const float 
 }
 
 /* The sum of all samples' weight gradients, each scaled so that its norm together with the `others` (squared norms over
- * the model's other parameters) is at most `limit`; a sample whose norm is not finite has no part in it. */
+ * the model's other parameters) is at most `limit`; a sample whose norm is NaN or above LARGEST_NORM has no part in it. */
 TARGET void NAME(alidpfl_conv_clipped_sum)(const conv_shape *s, const float *x, const float *g, const double *others,
                                            double limit, float *restrict scratch, float *restrict sum, double *norms) {
     const int64_t positions = s->out_height * s->out_width, rows = s->runs_y * s->runs_x * s->run_length;
@@ -84,7 +84,7 @@ TARGET void NAME(alidpfl_conv_clipped_sum)(const conv_shape *s, const float *x, 
         const double own =
             NAME(sample)(s, x + n * s->sample_size, g + n * positions * s->channels_out, scratch);
         norms[n] = __builtin_sqrt(others[n] + own);
-        if (!__builtin_isfinite(norms[n])) continue;
+        if (!(norms[n] <= LARGEST_NORM)) continue; /* NaN too */
         const float factor = norms[n] > limit ? (float)(limit / norms[n]) : 1.0f;
         for (int64_t i = 0; i < rows * s->channels_out; i++) sum[i] += factor * scratch[i];
     }

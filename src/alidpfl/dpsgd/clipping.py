@@ -4,26 +4,26 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.conv import can_defer
-from alidpfl.dpsgd.gradients import Deferred, Storage, clip_factors, non_finite
+from alidpfl.dpsgd.gradients import Deferred, Storage, clip_factors, to_drop
 from alidpfl.dpsgd.model_check import check_model, check_modes, trained_parameters
-from alidpfl.dpsgd.probe import check_agreement, made_up, one_by_one, trial
+from alidpfl.dpsgd.probe import NUM_PROBES, check_agreement, check_moved, made_up, no_buffer_changes, one_by_one, trial
 from alidpfl.dpsgd.recording import Recording, find_units
 from alidpfl.dpsgd.relu_pool import join_relu_and_pool
-from alidpfl.errors import ConfigError, DataError
+from alidpfl.errors import AliDpflError, ConfigError, DataError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs (B, ...) and targets (B, ...) to one loss a sample, (B,)."""
 
 # A float32 norm is right to about 2e-7: clipping a little lower makes the bound strict.
 _SAFETY = 1 - 1e-6
-_SMALLEST_CLIP_NORM = 1e-10
+SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-6, 1e6  # within float32's reach
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -49,23 +49,24 @@ def _model_randomness(seed: int) -> Iterator[None]:
 class BatchStatistics:
     """Un-noised facts about a batch, for the client's own eyes: never for the server, a log or an error message."""
 
-    norms: Tensor
+    norms: Tensor = field(repr=False)  # not shown: printing or logging a result must not give them away
     """(B,) gradient norms before clipping, over all trained parameters (flat clipping)."""
-    losses: Tensor
+    losses: Tensor = field(repr=False)
     """(B,) losses."""
 
     @property
     def num_non_finite(self) -> int:
-        """How many samples had a gradient with NaN or Inf, and so contributed zero."""
-        return int((~torch.isfinite(self.norms)).sum())
+        """How many samples had a gradient with NaN or Inf, or too large for a precise factor, and contributed zero."""
+        dropped = to_drop(self.norms)
+        return 0 if dropped is None else int(dropped.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedSum:
     """What a batch gives. All of it is private: the sum may leave the client with noise added, the rest never."""
 
-    gradients: dict[str, Tensor]
-    """Sum over the batch of clipped per-sample gradients, by parameter name."""
+    gradients: dict[str, Tensor] = field(repr=False)
+    """Sum over the batch of clipped per-sample gradients, by parameter name; float64 beyond one micro-batch."""
     statistics: BatchStatistics
 
 
@@ -75,10 +76,13 @@ class PerSampleClipper:
     Exact and flat: each sample's gradient over all trained parameters is scaled to norm at most C. Layers of type
     Linear, Conv2d, Embedding, GroupNorm and LayerNorm have rules of their own, any other module with parameters goes
     through torch.func.vmap; a model without per-sample gradients is refused with the reason and the remedy. The
-    model's structure and the set of trained parameters must not change afterwards; the model itself is left as it is.
+    model's structure and the set of trained parameters must not change afterwards. The model's values are left as they
+    are; with convolutions, its memory layout becomes channels-last. On the CPU only.
 
-    The first batch of a new shape is preceded by a probe: on two made-up samples, the result must equal plain autograd,
-    one sample at a time.
+    The first batch of a new shape is preceded by a probe: on a few made-up samples, the result must equal that of plain
+    autograd, one sample at a time. The probe finds the usual ways of mixing samples, not every conceivable one: a
+    forward pass or a loss that looks across the batch only for particular values has no sensitivity bound, and no test
+    can exclude it. The guarantee is for models that treat samples independently.
     """
 
     def __init__(
@@ -93,12 +97,16 @@ class PerSampleClipper:
 
         Args:
             model: any module; parameters with `requires_grad=False` are frozen.
-            loss: gives one value a sample.
+            loss: gives one value a sample, from that sample alone: no class balancing over the batch, no pairs.
             microbatch_size: samples that go through the model at once; bounds the memory of activations.
             max_gradient_bytes: most memory for written-out per-sample gradients; what does not fit is computed twice.
         """
-        if microbatch_size < 1:
-            raise ConfigError(f"microbatch_size={microbatch_size} must be at least 1")
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        if not callable(loss):
+            raise ConfigError(f"loss={loss!r} must be a function of outputs and targets")
+        if not isinstance(microbatch_size, int) or microbatch_size < 1:
+            raise ConfigError(f"microbatch_size={microbatch_size} must be a whole number, at least 1")
         if max_gradient_bytes < 0:
             raise ConfigError(f"max_gradient_bytes={max_gradient_bytes} must not be negative")
         check_model(model)
@@ -127,16 +135,27 @@ class PerSampleClipper:
             clip_norm: C; infinity switches clipping off.
             seed: of the randomness inside the model (dropout); torch's global generator is left untouched.
         """
-        if not clip_norm >= _SMALLEST_CLIP_NORM:
+        if not (SMALLEST_CLIP_NORM <= clip_norm <= LARGEST_CLIP_NORM or clip_norm == math.inf):
             raise ConfigError(
-                f"clip_norm={clip_norm} must be at least {_SMALLEST_CLIP_NORM}: below, float32 gradients underflow; "
-                "scale the loss up instead"
+                f"clip_norm={clip_norm} must be in [{SMALLEST_CLIP_NORM:g}, {LARGEST_CLIP_NORM:g}], where float32 is "
+                "precise, or infinite; scale the loss instead"
             )
+        self._check_unchanged()
         self._check_batch(inputs, targets)
         check_modes(self.model)
         self._probe_once(inputs, targets)
-        with _model_randomness(seed):
-            return self._sum_of_microbatches(inputs, targets, clip_norm)
+        try:
+            with _model_randomness(seed), no_buffer_changes(self.model):
+                return self._sum_of_microbatches(inputs, targets, clip_norm)
+        except (RuntimeError, IndexError, ValueError) as error:
+            if isinstance(error, AliDpflError):
+                raise
+            # Torch's message may quote a value, so it is not passed on.
+            raise DataError(
+                f"the model or the loss failed on this batch with {type(error).__name__}; the details may quote data "
+                "and are withheld: check that labels are below the number of outputs and tokens below the number of "
+                "embeddings, or run model and loss by hand on the batch"
+            ) from None
 
     def _sum_of_microbatches(self, inputs: Tensor, targets: Tensor, clip_norm: float) -> ClippedSum:
         if len(inputs) == 0:
@@ -150,7 +169,8 @@ class PerSampleClipper:
             part = self._microbatch(x, y, clip_norm)
             statistics.append(part.statistics)
             for name, gradient in part.gradients.items():
-                sums[name] = sums[name].add_(gradient) if name in sums else gradient
+                # In double: a float32 sum of thousands of samples would round by more than one of them may move it.
+                sums[name] = sums[name].double().add_(gradient) if name in sums else gradient
         return ClippedSum(
             gradients=sums,
             statistics=BatchStatistics(
@@ -172,7 +192,7 @@ class PerSampleClipper:
         norms, sums = squared.sqrt(), {}
         for name, late in deferred.items():  # at most one
             norms, sums[name] = late.clipped_sum(squared, limit)
-        factors, dropped = clip_factors(norms, limit).to(self._dtype), non_finite(norms)
+        factors, dropped = clip_factors(norms, limit).to(self._dtype), to_drop(norms)
         for name, parameter in self.parameters.items():
             if name in found:  # popped: its memory is free before the next layer's sum is made
                 sums[name] = found.pop(name).weighted_sum(factors, dropped)
@@ -184,11 +204,14 @@ class PerSampleClipper:
     def _losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         if self._has_convolutions and inputs.dim() == 4:  # noqa: PLR2004
             inputs = inputs.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # channels last, as the weights
-        losses = self._loss(self._network(inputs), targets)
+        outputs = self._network(inputs)
+        if self._loss is cross_entropy and not isinstance(outputs, Tensor):
+            raise ConfigError(f"the model returned a {type(outputs).__name__}; pass a `loss` that takes it apart")
+        losses = self._loss(outputs, targets)
         if losses.shape != (len(inputs),):
             raise ConfigError(
                 f"the loss returned shape {tuple(losses.shape)} for a batch of {len(inputs)}; it must return one value "
-                'a sample, for instance F.cross_entropy(outputs, targets, reduction="none")'
+                'a sample: use reduction="none", and .flatten(1).mean(1) on what has more dimensions'
             )
         return losses
 
@@ -206,29 +229,46 @@ class PerSampleClipper:
                 plan[unit.path] = Storage.DEFER
                 continue
             used += batch_size * unit.num_params * self._dtype.itemsize
-            plan[unit.path] = Storage.KEEP if used <= self._max_gradient_bytes else Storage.RECOMPUTE
+            plan[unit.path] = Storage.KEEP if used <= self._max_gradient_bytes else Storage.REWRITE
         return plan
 
-    def _check_batch(self, inputs: Tensor, targets: Tensor) -> None:
-        if inputs.dim() == 0 or targets.dim() == 0 or len(inputs) != len(targets):
-            raise DataError(
-                f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)} must have the same "
-                "first dimension, the batch"
+    def _check_unchanged(self) -> None:
+        now = trained_parameters(self.model)
+        if now.keys() != self.parameters.keys() or any(now[name] is not p for name, p in self.parameters.items()):
+            raise ConfigError(
+                "the model's trained parameters are not those that this PerSampleClipper was made for; make a new one "
+                "after replacing, freezing or unfreezing layers"
             )
+
+    def _check_batch(self, inputs: Tensor, targets: Tensor) -> None:
+        for what, value in (("inputs", inputs), ("targets", targets)):
+            if not isinstance(value, Tensor):
+                raise DataError(f"{what} must be a tensor, not {type(value).__name__}; see torch.as_tensor")
+            if value.device.type != "cpu":
+                raise DataError(f"{what} are on {value.device}; alidpfl.dpsgd runs on the CPU: call .cpu()")
+        if inputs.dim() == 0 or targets.dim() == 0 or len(inputs) != len(targets):
+            raise DataError("inputs and targets must have the same first dimension, the batch")
         dtype = self._dtype
         if inputs.dtype != dtype and not (self._embeddings and not inputs.is_floating_point()):
-            raise DataError(
-                f"inputs have dtype {inputs.dtype} and the model's parameters {dtype}; convert them, for instance "
-                f"inputs.to({dtype}) / 255 for images of bytes"
-            )
+            remedy = f"inputs.to({dtype})" + (" / 255" if inputs.dtype == torch.uint8 else "")
+            raise DataError(f"inputs have dtype {inputs.dtype}, the model's parameters {dtype}; convert them: {remedy}")
 
     def _probe_once(self, inputs: Tensor, targets: Tensor) -> None:
         key = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, self.model.training)
         if key in self._probed:
             return
-        x, y = made_up(inputs, min(self._embeddings, default=None)), made_up(targets)
-        with trial(self.model, x, y):
-            ours = self._microbatch(x, y, math.inf)
-            single = one_by_one(lambda x, y: self._loss(self.model(x), y), self.parameters, x, y)
-        check_agreement(ours.statistics.norms, ours.gradients, single)
+        num_tokens = min(self._embeddings, default=None)
+        moved = 0.0
+        for number in range(NUM_PROBES):
+            x, y = made_up(inputs, number, num_tokens), made_up(targets, number)
+            with trial(self.model, x, y):
+                with torch.no_grad():
+                    outputs = self.model(x)
+                classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else None
+                y = made_up(targets, number, classes)
+                ours = self._microbatch(x, y, math.inf)
+                single = one_by_one(lambda x, y: self._loss(self.model(x), y), self.parameters, x, y)
+            check_agreement(ours.statistics.norms, ours.gradients, single)
+            moved += float(ours.statistics.norms.nan_to_num(posinf=0.0).max())
+        check_moved(moved)
         self._probed.add(key)

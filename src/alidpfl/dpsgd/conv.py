@@ -5,7 +5,7 @@ costs is the copy of the input patches (conv_torch.py); the native kernel copies
 """
 
 from collections.abc import Sequence
-from typing import cast
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,16 +13,7 @@ from torch import Tensor, nn
 
 from alidpfl.dpsgd import native
 from alidpfl.dpsgd.conv_torch import Geometry, KernelRows, gradients_by_patches
-from alidpfl.dpsgd.gradients import (
-    SCRATCH_BYTES,
-    Deferred,
-    Recomputed,
-    SampleGradients,
-    Storage,
-    Stored,
-    rounding_allowance,
-    stored,
-)
+from alidpfl.dpsgd.gradients import Deferred, Rewritten, SampleGradients, Storage, Stored, rewritten, stored
 
 
 def conv2d_gradients(
@@ -40,7 +31,7 @@ def conv2d_gradients(
         if storage is Storage.DEFER:
             found["weight"] = _deferred(geometry, padded, grad_nhwc)
         else:
-            form = _written_out if storage is Storage.KEEP else _norms_only
+            form = _written_out if storage is Storage.KEEP else _rewritten
             found["weight"] = form(geometry, padded, grad_nhwc)
     return found
 
@@ -87,28 +78,9 @@ def _deferred(geometry: Geometry, padded: Tensor, grad_nhwc: Tensor) -> Deferred
     return Deferred(clipped_sum)
 
 
-def _norms_only(geometry: Geometry, padded: Tensor, grad_nhwc: Tensor) -> Recomputed:
-    """Gradients chunk by chunk for their norms; the weighted sum is then one ordinary weight gradient."""
-    chunk = max(1, SCRATCH_BYTES // (geometry.rows * geometry.channels_out * padded.element_size()))
-    pairs = zip(padded.split(chunk), grad_nhwc.split(chunk), strict=True)
-    squared = torch.cat([_written_out(geometry, x, g).squared_norms for x, g in pairs])
-    grad_output = grad_nhwc.permute(0, 3, 1, 2)  # (B, co, oh, ow)
-    uses = geometry.kernel[0] * geometry.kernel[1]
-
-    def weight_gradient(inputs: Tensor, grads: Tensor) -> Tensor:
-        no_weight = inputs.new_empty(1).expand(geometry.weight_shape())  # only its shape counts
-        _, gradient, _ = torch.ops.aten.convolution_backward(
-            grads, inputs, no_weight, None, geometry.stride, (0, 0), geometry.dilation, False, (0, 0),
-            geometry.groups, (False, True, False),
-        )  # fmt: skip
-        return cast(Tensor, gradient)
-
-    return Recomputed(
-        inputs=padded,
-        grad_output=grad_output,
-        squared_norms=squared + rounding_allowance(padded, grad_output, uses),
-        form=weight_gradient,
-    )
+def _rewritten(geometry: Geometry, padded: Tensor, grad_nhwc: Tensor) -> Rewritten:
+    size = geometry.rows * geometry.channels_out * padded.element_size()
+    return rewritten(padded, grad_nhwc, partial(_written_out, geometry), size)
 
 
 def _uses_native(geometry: Geometry, padded: Tensor) -> bool:

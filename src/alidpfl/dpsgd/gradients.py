@@ -15,12 +15,8 @@ import torch
 from torch import Tensor
 
 SCRATCH_BYTES = 1 << 20  # intermediate copies are made in chunks of this size, which stay in the cache
-_EXACT_LENGTH = 1 << 14
-
-# Where a weighted sum is recomputed rather than read from stored gradients, rounding may add this much of the sum of
-# the terms' sizes to a sample's contribution. A hostile sample can make the terms huge and their sum small, so the
-# norm that is clipped must include it.
-_ROUNDING = 2.0**-20
+_EXACT_LENGTH = 256  # float32 sums of so many squares are right to 2e-7, whatever the values; longer ones may drift
+LARGEST_NORM = 1e30  # beyond, a clip factor would be a denormal number, which is not precise; see also _native.c
 
 
 class Storage(Enum):
@@ -28,8 +24,8 @@ class Storage(Enum):
 
     KEEP = auto()
     """Keep them for the weighted sum."""
-    RECOMPUTE = auto()
-    """Keep only the norms, and compute the weighted sum anew: less memory, more work."""
+    REWRITE = auto()
+    """Keep only the norms, and write the gradients out again for the weighted sum: less memory, more work."""
     DEFER = auto()
     """Wait until all other layers' norms are known; then no sample's gradient leaves the cache."""
 
@@ -49,15 +45,14 @@ class SampleGradients(Protocol):
 
 
 def squared_norms(tensor: Tensor) -> Tensor:
-    """(..., P) -> (...) squared Euclidean norms over the last dimension, in double.
-
-    Float32 sums of at most `_EXACT_LENGTH` squares are right to about 5e-7; longer ones would drift, and products of
-    norms could underflow, so the rest is done in double.
-    """
-    if tensor.shape[-1] <= _EXACT_LENGTH:
-        norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1)
-        return norms.double().square_()
-    return torch.stack([squared_norms(part) for part in tensor.split(_EXACT_LENGTH, dim=-1)]).sum(0)
+    """(..., P) -> (...) squared Euclidean norms over the last dimension, in double from 256 terms on."""
+    length = tensor.shape[-1]
+    even = length - length % _EXACT_LENGTH
+    pieces = tensor[..., :even].unflatten(-1, (-1, _EXACT_LENGTH))  # (..., P / 256, 256)
+    total: Tensor = torch.linalg.vector_norm(pieces, dim=-1).double().square_().sum(-1)
+    if even < length:
+        total += torch.linalg.vector_norm(tensor[..., even:], dim=-1).double().square_()
+    return total
 
 
 def squared_rows(tensor: Tensor) -> Tensor:
@@ -103,10 +98,12 @@ def stored(gradients: Tensor, squared: Tensor | None = None) -> Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recomputed:
+class Bilinear:
     """Gradients that are a bilinear form of layer inputs and output gradients: only those two are kept.
 
-    `form(inputs, grad_output)` gives the sum over the batch; it is run on the weighted output gradients.
+    `form(inputs, grad_output)` gives the sum over the batch; it is run on the weighted output gradients. If a sample's
+    gradient is itself a sum, the form must add in double: the terms of a hostile sample may be huge and cancel, and
+    what rounding leaves of them would exceed its clipped norm.
     """
 
     inputs: Tensor
@@ -120,30 +117,66 @@ class Recomputed:
         return self.form(inputs, grad_output * _column(weights, grad_output))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rewritten:
+    """Gradients written out a few samples at a time, once for the norms and once more for the weighted sum.
+
+    Both times by the same code, so that the sum holds exactly what the norms were taken of.
+    """
+
+    inputs: Tensor
+    grad_output: Tensor
+    write_out: Callable[[Tensor, Tensor], Stored]
+    samples_at_once: int
+    squared_norms: Tensor
+
+    def weighted_sum(self, weights: Tensor, dropped: Tensor | None) -> Tensor:
+        """The second time."""
+        total: Tensor | None = None
+        masks = [None] * len(weights) if dropped is None else dropped.split(self.samples_at_once)
+        pieces = (t.split(self.samples_at_once) for t in (self.inputs, self.grad_output, weights))
+        for x, g, w, mask in zip(*pieces, masks, strict=False):
+            piece = self.write_out(x, g).weighted_sum(w, mask)
+            total = piece if total is None else total.add_(piece)
+        assert total is not None  # noqa: S101
+        return total
+
+
+def rewritten(
+    inputs: Tensor, grad_output: Tensor, write_out: Callable[[Tensor, Tensor], Stored], bytes_per_sample: int
+) -> Rewritten:
+    """Write gradients out for their norms, in pieces of a few samples."""
+    at_once = max(1, SCRATCH_BYTES // bytes_per_sample)
+    pieces = zip(inputs.split(at_once), grad_output.split(at_once), strict=True)
+    squared = torch.cat([write_out(x, g).squared_norms for x, g in pieces])
+    return Rewritten(
+        inputs=inputs,
+        grad_output=grad_output,
+        write_out=write_out,
+        samples_at_once=at_once,
+        squared_norms=squared,
+    )
+
+
 @dataclass(frozen=True)
 class Deferred:
     """Gradients not computed yet: norms and clipped sum come together, once the norms of the rest are known.
 
     One parameter of a model can be treated like this, so it should be the largest. `clipped_sum(squared, limit)` takes
     the (B,) squared norms over all other parameters and the largest norm a sample may contribute; it returns the (B,)
-    norms over all parameters and this parameter's sum, in which samples with a norm that is not finite have no part.
+    norms over all parameters and this parameter's sum, in which samples to drop (see `to_drop`) have no part.
     """
 
     clipped_sum: Callable[[Tensor, float], tuple[Tensor, Tensor]]
 
 
 def clip_factors(norms: Tensor, limit: float) -> Tensor:
-    """(B,) factors min(1, limit / norm); 0 for a norm that is not finite, whose sample then contributes nothing."""
+    """(B,) factors min(1, limit / norm); 0 for a sample to drop."""
     factors = (limit / norms).clamp_max(1)  # norm 0 gives inf, hence 1
-    return torch.where(torch.isfinite(norms), factors, 0)
+    return torch.where(norms <= LARGEST_NORM, factors, 0)  # false for NaN
 
 
-def non_finite(norms: Tensor) -> Tensor | None:
-    """The mask of samples to drop, or None if there are none."""
-    finite = torch.isfinite(norms)
-    return None if bool(finite.all()) else ~finite
-
-
-def rounding_allowance(inputs: Tensor, grad_output: Tensor, uses_of_an_input: int = 1) -> Tensor:
-    """(B,) square of what rounding may add to a recomputed gradient, by Cauchy-Schwarz over its terms."""
-    return squared_rows(inputs) * squared_rows(grad_output) * (uses_of_an_input * _ROUNDING**2)
+def to_drop(norms: Tensor) -> Tensor | None:
+    """The mask of samples whose gradient is not finite, or as good as not; None if there are none."""
+    usable = norms <= LARGEST_NORM  # false for NaN
+    return None if bool(usable.all()) else ~usable

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from alidpfl.dpsgd.conv import conv2d_gradients
 from alidpfl.dpsgd.gradients import (
-    SCRATCH_BYTES,
+    Bilinear,
     Deferred,
-    Recomputed,
     SampleGradients,
     Storage,
-    rounding_allowance,
+    Stored,
+    rewritten,
     squared_rows,
     stored,
 )
@@ -38,7 +38,7 @@ def linear_gradients(
             found["bias"] = stored(grad_output, squared)
         if "weight" in names:
             # |g a^T|^2 = |g|^2 |a|^2: nothing is written out (Goodfellow 2015).
-            found["weight"] = Recomputed(
+            found["weight"] = Bilinear(
                 inputs=inputs,
                 grad_output=grad_output,
                 squared_norms=squared * squared_rows(inputs.double()),
@@ -56,23 +56,26 @@ def linear_gradients(
 
 
 def _outer(inputs: Tensor, grad_output: Tensor) -> Tensor:
-    return grad_output.flatten(0, -2).mT @ inputs.flatten(0, -2)  # (p, B T) @ (B T, d)
+    return grad_output.mT @ inputs  # (p, B) @ (B, d)
+
+
+def _outer_in_double(inputs: Tensor, grad_output: Tensor) -> Tensor:
+    return _outer(*(t.flatten(0, 1).double() for t in (inputs, grad_output))).to(inputs.dtype)  # (p, B T) @ (B T, d)
 
 
 def _sequence_weight(inputs: Tensor, grad_output: Tensor, storage: Storage) -> SampleGradients:
     _, positions, width_in = inputs.shape
     width_out = grad_output.shape[2]
-    size = width_in * width_out
-    if positions * (width_in + width_out) < size:  # fewer multiplications than writing the gradients out
+    if positions * (width_in + width_out) < width_in * width_out:  # fewer multiplications than writing them out
         squared = _gram_norms(inputs, grad_output)
-    elif storage is Storage.KEEP:
-        return stored(torch.bmm(grad_output.mT, inputs))  # (B, p, d)
-    else:
-        chunk = max(1, SCRATCH_BYTES // (size * inputs.element_size()))
-        pairs = zip(inputs.split(chunk), grad_output.split(chunk), strict=True)
-        squared = torch.cat([squared_rows(torch.bmm(g.mT, a)) for a, g in pairs])
-    squared = squared + rounding_allowance(inputs, grad_output)
-    return Recomputed(inputs=inputs, grad_output=grad_output, squared_norms=squared, form=_outer)
+        return Bilinear(inputs=inputs, grad_output=grad_output, squared_norms=squared, form=_outer_in_double)
+    if storage is Storage.KEEP:
+        return _write_sequence_weight(inputs, grad_output)
+    return rewritten(inputs, grad_output, _write_sequence_weight, width_in * width_out * inputs.element_size())
+
+
+def _write_sequence_weight(inputs: Tensor, grad_output: Tensor) -> Stored:
+    return stored(torch.bmm(grad_output.mT, inputs))  # (B, p, d)
 
 
 def _gram_norms(inputs: Tensor, grad_output: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -101,14 +104,14 @@ def embedding_gradients(
     if module.padding_idx is not None:
         grads = grads * (tokens != module.padding_idx).unsqueeze(-1)
     equal = tokens.unsqueeze(1) == tokens.unsqueeze(2)  # (B, T, T)
-    ones = torch.ones_like(tokens, dtype=grads.dtype)
-    squared = _gram_norms(tokens, grads, mask=equal) + rounding_allowance(ones, grads)
+    squared = _gram_norms(tokens, grads, mask=equal)
     size = module.weight.shape
 
     def add_rows(tokens: Tensor, grads: Tensor) -> Tensor:
-        return grads.new_zeros(size).index_add_(0, tokens.flatten(), grads.flatten(0, 1))
+        rows = grads.flatten(0, 1).double()
+        return rows.new_zeros(size).index_add_(0, tokens.flatten(), rows).to(grads.dtype)
 
-    return {"weight": Recomputed(inputs=tokens, grad_output=grads, squared_norms=squared, form=add_rows)}
+    return {"weight": Bilinear(inputs=tokens, grad_output=grads, squared_norms=squared, form=add_rows)}
 
 
 def norm_gradients(

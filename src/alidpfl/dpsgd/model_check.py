@@ -28,9 +28,6 @@ def check_model(model: nn.Module) -> None:
         )
     for name, parameter in trained.items():
         _check_parameter(name, parameter)
-    dtypes = sorted({str(parameter.dtype) for parameter in trained.values()})
-    if len(dtypes) > 1:
-        raise UnsupportedModelError(f"trained parameters have dtypes {' and '.join(dtypes)}; call model.float()")
     _check_no_sharing(model)
 
 
@@ -39,16 +36,17 @@ def check_modes(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise UnsupportedModelError(
-                f"{name} is {type(module).__name__}: it mixes the samples of a batch, so that one sample changes every "
-                "gradient and clipping bounds nothing; use nn.GroupNorm, or nn.LayerNorm, in its place, or keep it "
-                "frozen in eval() mode"
+                f"layer {name!r} is {type(module).__name__}: it mixes the samples of a batch, so that one sample "
+                "changes every gradient and clipping bounds nothing; use nn.GroupNorm or nn.LayerNorm in its place, or "
+                "keep it frozen in eval() mode"
             )
 
 
 def _check_module(name: str, module: nn.Module) -> None:
     problem = None
     if isinstance(module, _RECURRENT):
-        problem = "reuses its weights at every time step", "use convolutions or attention over the sequence"
+        remedy = "use convolutions over the sequence, or attention made of nn.Linear layers"
+        problem = "reuses its weights at every time step", remedy
     elif isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
         problem = "keeps running statistics of the data, un-noised", "set track_running_stats=False"
     elif isinstance(module, nn.Embedding) and module.max_norm is not None:
@@ -64,9 +62,11 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise UnsupportedModelError(
             f"{name} is not initialised yet (a lazy layer); run the model once on a dummy input"
         )
-    if parameter.dtype not in (torch.float32, torch.float64):
+    if parameter.device.type != "cpu":
+        raise UnsupportedModelError(f"{name} is on {parameter.device}; alidpfl.dpsgd runs on the CPU: call model.cpu()")
+    if parameter.dtype != torch.float32:
         raise UnsupportedModelError(
-            f"{name} has dtype {parameter.dtype}; norms need at least float32 to be bounded: call model.float()"
+            f"{name} has dtype {parameter.dtype}; norms and noise are made for float32: call model.float()"
         )
 
 

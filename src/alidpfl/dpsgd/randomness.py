@@ -109,6 +109,12 @@ class RandomStream:
         raise TypeError("a RandomStream cannot be copied or stored; make a new one")
 
 
+def check_stream(random: object) -> None:
+    """Refuse other generators: their noise would not be what the guarantee needs."""
+    if not isinstance(random, RandomStream):
+        raise ConfigError(f"random must be a RandomStream, not {type(random).__name__}: pass RandomStream.secure()")
+
+
 def _box_muller(radius: Tensor, angle: Tensor, *, out: Tensor) -> None:
     """Two standard normals for each 64-bit and 32-bit random word (Box & Muller 1958).
 

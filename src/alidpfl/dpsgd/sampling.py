@@ -1,8 +1,10 @@
 """Poisson sampling: every record joins a batch by its own coin."""
 
+from numbers import Real
+
 from torch import Tensor
 
-from alidpfl.dpsgd.randomness import RandomStream
+from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.errors import ConfigError
 
 
@@ -16,7 +18,10 @@ def poisson_sample(num_records: int, sample_rate: float, random: RandomStream) -
     >>> poisson_sample(5, 1.0, RandomStream.seeded(0)).tolist()
     [0, 1, 2, 3, 4]
     """
-    if not 0 < sample_rate <= 1:
+    check_stream(random)
+    if isinstance(num_records, bool) or not isinstance(num_records, int):
+        raise ConfigError(f"num_records must be a whole number, not {type(num_records).__name__}; pass len(data)")
+    if not isinstance(sample_rate, Real) or not 0 < sample_rate <= 1:
         raise ConfigError(f"sample_rate={sample_rate} must be in (0, 1]; did you pass a batch size?")
     if num_records < 0:
         raise ConfigError(f"num_records={num_records} must not be negative")

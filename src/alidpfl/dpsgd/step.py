@@ -2,14 +2,16 @@
 
 import math
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from alidpfl.dpsgd.clipping import BatchStatistics, PerSampleClipper
-from alidpfl.dpsgd.randomness import RandomStream
+from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.errors import ConfigError
 
+_LEAST_NOISE = 1e-3  # as in the accounting: below, nothing is private
 NO_NOISE = "no-noise"
 NO_CLIPPING = "no-clipping"
 
@@ -33,19 +35,8 @@ class StepSettings:
     unsafe: frozenset[str] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
-        unknown = set(self.unsafe) - {NO_NOISE, NO_CLIPPING}
-        if unknown:
-            raise ConfigError(f"unsafe={sorted(unknown)} is unknown; it may name {NO_NOISE!r} and {NO_CLIPPING!r}")
-        if not (self.noise_multiplier > 0 or (self.noise_multiplier == 0 and NO_NOISE in self.unsafe)):
-            raise ConfigError(
-                f"noise_multiplier={self.noise_multiplier} must be greater than 0; for training without privacy pass "
-                f"0 and unsafe={{{NO_NOISE!r}}}"
-            )
-        if not (self.clip_norm > 0 and (math.isfinite(self.clip_norm) or self._may_skip_clipping())):
-            raise ConfigError(
-                f"clip_norm={self.clip_norm} must be finite and greater than 0; for training without privacy pass inf, "
-                f"noise_multiplier=0 and unsafe={{{NO_NOISE!r}, {NO_CLIPPING!r}}}"
-            )
+        self._check_types()
+        self._check_privacy()
         for name in ("noise_multiplier", "learning_rate", "expected_batch_size"):
             value = getattr(self, name)
             if not math.isfinite(value):
@@ -56,6 +47,29 @@ class StepSettings:
             raise ConfigError(
                 f"expected_batch_size={self.expected_batch_size} must be greater than 0: "
                 "it is sample_rate x number of records"
+            )
+
+    def _check_types(self) -> None:
+        for name in ("clip_norm", "noise_multiplier", "learning_rate", "expected_batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise ConfigError(f"{name}={value!r} must be a number, not {type(value).__name__}")
+        if isinstance(self.unsafe, str):
+            raise ConfigError(f"unsafe={self.unsafe!r} must be a set of names: unsafe=frozenset({{{self.unsafe!r}}})")
+        unknown = set(self.unsafe) - {NO_NOISE, NO_CLIPPING}
+        if unknown:
+            raise ConfigError(f"unsafe={sorted(unknown)} is unknown; it may name {NO_NOISE!r} and {NO_CLIPPING!r}")
+
+    def _check_privacy(self) -> None:
+        if not (self.noise_multiplier >= _LEAST_NOISE or (self.noise_multiplier == 0 and NO_NOISE in self.unsafe)):
+            raise ConfigError(
+                f"noise_multiplier={self.noise_multiplier} must be at least {_LEAST_NOISE:g}; for training "
+                f"without privacy pass 0 and unsafe={{{NO_NOISE!r}}}"
+            )
+        if not (self.clip_norm > 0 and (math.isfinite(self.clip_norm) or self._may_skip_clipping())):
+            raise ConfigError(
+                f"clip_norm={self.clip_norm} must be finite and greater than 0; for training without privacy pass inf, "
+                f"noise_multiplier=0 and unsafe={{{NO_NOISE!r}, {NO_CLIPPING!r}}}"
             )
 
     def _may_skip_clipping(self) -> bool:
@@ -71,9 +85,9 @@ class StepSettings:
 class StepResult:
     """What a step leaves: one part is public once the step is charged, the other must stay on the client."""
 
-    noised_sum: dict[str, Tensor]
+    noised_sum: dict[str, Tensor] = field(repr=False)
     """Clipped sum + noise, by parameter name: what (ε, δ) covers. Divided by the expected batch size: the gradient."""
-    private: BatchStatistics
+    private: BatchStatistics = field(repr=False)
     """Un-noised norms and losses: they stay on the client."""
 
 
@@ -81,6 +95,9 @@ def noised_sum(
     clipper: PerSampleClipper, inputs: Tensor, targets: Tensor, settings: StepSettings, random: RandomStream
 ) -> StepResult:
     """The clipped gradient sum of a Poisson-sampled batch with noise N(0, σ²C² I) on it."""
+    if not isinstance(clipper, PerSampleClipper):
+        raise ConfigError(f"pass PerSampleClipper(model), made once before training, not a {type(clipper).__name__}")
+    check_stream(random)
     clipped = clipper.clipped_sum(inputs, targets, clip_norm=settings.clip_norm, seed=random.integer())
     # Empty batch: still add noise, or the release reveals that it was empty.
     add_noise(clipped.gradients, settings.noise_scale, random)
@@ -88,13 +105,16 @@ def noised_sum(
 
 
 def add_noise(gradients: dict[str, Tensor], scale: float, random: RandomStream) -> None:
-    """Add N(0, scale² I) to all tensors in place."""
+    """Add N(0, scale² I) to all tensors, in place of them; the result is float32, whatever they were.
+
+    Sums of many micro-batches come in float64, noise is float32: their sum must not show which of its bits are noise.
+    """
     if scale == 0:
         return
     sizes = [gradient.numel() for gradient in gradients.values()]
     noise = random.normal(sum(sizes))
-    for gradient, part in zip(gradients.values(), noise.split(sizes), strict=True):
-        gradient.add_(part.view(gradient.shape), alpha=scale)
+    for (name, gradient), part in zip(gradients.items(), noise.split(sizes), strict=True):
+        gradients[name] = gradient.add_(part.view(gradient.shape), alpha=scale).float()
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """What touches the data, as plain values: accountants interpret them, nothing here computes an ε."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -98,6 +98,9 @@ def merged(mechanisms: Iterable[Mechanism]) -> Composition:
     >>> merged([SampledGaussian(sample_rate=0.1, noise_multiplier=2.0, steps=3)] * 2)
     (SampledGaussian(sample_rate=0.1, noise_multiplier=2.0, steps=6),)
     """
+    if isinstance(mechanisms, SampledGaussian | GaussianRelease | Iterator):
+        # An iterator is empty the second time, and nothing would seem to have been spent.
+        raise ConfigError(f"mechanisms must be a list or tuple of them, not a {type(mechanisms).__name__}")
     steps: Counter[tuple[float, float]] = Counter()
     for mechanism in mechanisms:
         match mechanism:
