@@ -21,7 +21,7 @@ def data_dir() -> Path:
     """Where the real data sets are; only for tests marked `real_data`."""
     path = Path(os.environ.get("ALIDPFL_DATA_DIR", ""))
     if not os.environ.get("ALIDPFL_DATA_DIR") or not path.is_dir():
-        pytest.skip("needs the real data sets: set ALIDPFL_DATA_DIR")
+        pytest.skip(f"needs the real data sets: set ALIDPFL_DATA_DIR to their folder (now {str(path)!r})")
     return path
 
 

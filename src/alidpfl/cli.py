@@ -1,6 +1,8 @@
 """The `alidpfl` command: parse, call, print. Heavy imports wait until a command needs them."""
 
+import io
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,6 +63,9 @@ def account(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """How many DP-SGD steps a privacy budget pays for, by each accountant; by default the paper's budgets.
+
+    rdp-paper is the paper's own accountant, rdp the same with a tighter conversion, pld the tightest: use pld. All are
+    safe: they never claim less ε than is spent.
 
     Example: alidpfl account --sample-rate 0.01 --noise-multiplier 1.3 --epsilon 2 --epsilon 4
     """
@@ -144,4 +149,7 @@ def _caption(columns: list[dict[str, Any]]) -> str | None:
 
 def main() -> None:
     """Entry point of the `alidpfl` command."""
+    for stream in (sys.stdout, sys.stderr):  # ε and table lines must not crash a terminal without Unicode
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app()

@@ -1,6 +1,5 @@
 """Exactness of the clipped sum: against the oracle, in its limits, and whatever the batch is split into."""
 
-import contextlib
 import math
 
 import pytest
@@ -17,16 +16,6 @@ from alidpfl.dpsgd.recording import find_units
 
 from .oracle import clipped_sum, distance, gradients_one_by_one, norm
 from .zoo import CASES, Scale
-
-PATHS = {"native": contextlib.nullcontext, "torch": native.disabled}
-
-
-@pytest.fixture(params=PATHS)
-def path(request):
-    if request.param == "native" and not native.is_available():
-        pytest.skip("the native kernels are not built on this machine")
-    with PATHS[request.param]():
-        yield request.param
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,6 +1,5 @@
 """Noise and sampling: the right distribution, and tests that would notice a wrong one."""
 
-import contextlib
 import copy
 import math
 import os
@@ -15,16 +14,7 @@ from alidpfl.dpsgd import RandomStream, native, poisson_sample
 from alidpfl.dpsgd.randomness import _box_muller
 from alidpfl.errors import ConfigError
 
-PATHS = {"native": contextlib.nullcontext, "torch": native.disabled}
 DRAWS = 125_000
-
-
-@pytest.fixture(params=PATHS)
-def path(request):
-    if request.param == "native" and not native.is_available():
-        pytest.skip("the native kernels are not built on this machine")
-    with PATHS[request.param]():
-        yield request.param
 
 
 def _looks_standard_normal(sample) -> bool:

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd import native
@@ -56,7 +55,7 @@ class ReluMaxPool(nn.Module):
         """(B, C, H, W) -> (B, C, H // 2, W // 2) for the usual 2x2 pooling."""
         if self._kernel_serves(x):
             return _ReluPool.apply(x)  # type: ignore[no-any-return, no-untyped-call]
-        return F.relu(self.pool(x))
+        return torch.relu_(self.pool(x))
 
     def _kernel_serves(self, x: Tensor) -> bool:
         pool = self.pool
