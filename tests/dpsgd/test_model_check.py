@@ -377,9 +377,8 @@ def test_a_trial_that_shows_nothing_is_no_pass():
 
 
 def test_agreement_needs_both_norms_and_sums():
-    single = [{"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([1.0, 0.0])}]
     norms, sums = torch.tensor([5.0, 1.0], dtype=torch.float64), {"w": torch.tensor([4.0, 4.0])}
-    check_agreement(norms, sums, single)
+    check_agreement(norms, sums, norms, sums)
     for bad_norms, bad_sums in ((norms * 1.01, sums), (norms, {"w": sums["w"] * 1.01}), (norms * math.nan, sums)):
         with pytest.raises(UnsupportedModelError):
-            check_agreement(bad_norms, bad_sums, single)
+            check_agreement(bad_norms, bad_sums, norms, sums)

@@ -267,8 +267,8 @@ class PerSampleClipper:
                 classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else None
                 y = made_up(targets, number, classes)
                 ours = self._microbatch(x, y, math.inf)
-                single = one_by_one(lambda x, y: self._loss(self.model(x), y), self.parameters, x, y)
-            check_agreement(ours.statistics.norms, ours.gradients, single)
+                true_norms, true_sums = one_by_one(lambda x, y: self._loss(self.model(x), y), self.parameters, x, y)
+            check_agreement(ours.statistics.norms, ours.gradients, true_norms, true_sums)
             moved += float(ours.statistics.norms.nan_to_num(posinf=0.0).max())
         check_moved(moved)
         self._probed.add(key)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from alidpfl.dpsgd.gradients import squared_norms
 from alidpfl.errors import DataError, UnsupportedModelError
 
 _TOLERANCE = 1e-4
@@ -75,26 +76,27 @@ def trial(model: nn.Module, inputs: Tensor, targets: Tensor) -> Iterator[None]:
 
 def one_by_one(
     losses: Callable[[Tensor, Tensor], Tensor], parameters: dict[str, nn.Parameter], inputs: Tensor, targets: Tensor
-) -> list[dict[str, Tensor]]:
-    """Each sample's gradients by plain autograd on a batch of one."""
-    found = []
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """By plain autograd on batches of one: each sample's gradient norm (B,) and the sum of gradients, in double."""
+    norms = []
+    sums = {name: torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for name, p in parameters.items()}
     for x, y in zip(inputs.split(1), targets.split(1), strict=True):
         with torch.enable_grad():
             loss = losses(x, y).sum()
             grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-        found.append(dict(zip(parameters, grads, strict=True)))
-    return found
+        norms.append(torch.stack([squared_norms(grad.flatten()) for grad in grads]).sum().sqrt())
+        for total, grad in zip(sums.values(), grads, strict=True):
+            total.add_(grad)
+    return torch.stack(norms), sums
 
 
-def check_agreement(norms: Tensor, sums: dict[str, Tensor], single: list[dict[str, Tensor]]) -> None:
+def check_agreement(norms: Tensor, sums: dict[str, Tensor], true_norms: Tensor, true_sums: dict[str, Tensor]) -> None:
     """Compare norms (B,) and sums of per-sample gradients with those of one sample at a time."""
-    true_norms = torch.stack([torch.stack([g.double().norm() for g in grads.values()]).norm() for grads in single])
     finite = true_norms < _LARGE  # an outlier may overflow float32, and then says nothing
     largest = float(true_norms[finite].max()) if bool(finite.any()) else 0.0
     allowed = _TOLERANCE * true_norms + 1e-6 * largest + torch.finfo(torch.float32).tiny
     agree = bool(((norms - true_norms).abs() <= allowed)[finite].all())
     if bool(finite.all()):
-        true_sums = {name: torch.stack([grads[name] for grads in single]).double().sum(0) for name in sums}
         off = max(float((sums[name] - true_sums[name]).norm()) for name in sums)
         agree = agree and off <= float(allowed.sum())
     if not agree:
