@@ -218,6 +218,7 @@ def test_rounding_that_always_goes_the_same_way(value, limit, path):
         (nn.Linear(16384, 1, bias=False), torch.full((1, 16384), value)),
         (nn.Conv2d(1, 16, 3), torch.full((1, 1, 120, 120), value)),
         (nn.Linear(4, 4), torch.full((1, 4096, 4), value)),
+        (nn.Linear(256, 256, bias=False), torch.full((1, 256, 256), value)),
         (nn.Linear(300, 300), torch.full((1, 100, 300), value)),
         (nn.Embedding(2, 8), torch.ones(1, 2048, dtype=torch.long)),
         (Scale(20_000), torch.full((1, 20_000), value)),
