@@ -240,17 +240,13 @@ def test_huge_norms_have_no_imprecise_factor():
             assert norm(ours.gradients) <= 1e-6 * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("removed", [0, 1234])
-def test_large_batches_differ_by_no_more_than_one_sample(removed):
-    """Four thousand like samples: without the double sum, moving every micro-batch by one rounds by far more."""
+def test_large_batches_differ_by_no_more_than_one_sample():
+    """Twenty thousand like samples: summed in float32, moving every micro-batch by one would round by 5e-4 of C."""
     torch.manual_seed(0)
-    model = nn.Linear(100, 10)
-    x, y = 1 + 0.01 * torch.randn(4096, 100), torch.zeros(4096).long()
-    clipper = PerSampleClipper(model)
-    kept = torch.arange(4096) != removed
-    whole = clipper.clipped_sum(x, y, clip_norm=1.0, seed=0)
-    without = clipper.clipped_sum(x[kept], y[kept], clip_norm=1.0, seed=0)
-    assert distance(whole.gradients, without.gradients) <= 1 + 1e-5
+    x, y = 0.3 + 0.1 * torch.randn(20_000, 100), torch.zeros(20_000).long()
+    clipper = PerSampleClipper(nn.Linear(100, 10))
+    whole, without = (clipper.clipped_sum(x[i:], y[i:], clip_norm=1.0, seed=0) for i in (0, 1))
+    assert distance(whole.gradients, without.gradients) <= 1 + 5e-5
 
 
 def test_own_loss():
