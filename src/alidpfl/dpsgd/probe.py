@@ -1,8 +1,7 @@
 """A trial on made-up samples: are this model's per-sample gradients what autograd gives for one sample at a time?
 
 Structure alone does not tell whether a layer mixes samples, a parameter is used behind its module's back, or a buffer
-is rewritten. A few samples that are no one's data mostly do, and an error
-about them reveals nothing.
+is rewritten. A few samples that are no one's data mostly do, and an error about them reveals nothing.
 """
 
 from collections.abc import Callable, Iterator
