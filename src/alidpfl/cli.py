@@ -12,6 +12,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from alidpfl._version import __version__
+from alidpfl.cli_data import data_app
+from alidpfl.cli_run import run
+from alidpfl.cli_views import compare, show
 from alidpfl.errors import AliDpflError
 
 if TYPE_CHECKING:
@@ -145,6 +148,12 @@ def _caption(columns: list[dict[str, Any]]) -> str | None:
     if all(all(c["max_steps"].values()) for c in columns):
         return None
     return "none: the budget does not pay for one step; raise ε or the noise multiplier"
+
+
+app.command()(run)
+app.command()(show)
+app.command()(compare)
+app.add_typer(data_app, name="data")
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """Privacy accounting: what steps cost, how many a budget pays for, how much noise they need. Never imports torch."""
 
 from alidpfl.privacy.accountants import ACCOUNTANTS, ORDERS
-from alidpfl.privacy.accounting import NOISE_TOLERANCE, epsilon, max_steps, noise_multiplier_for
+from alidpfl.privacy.accounting import NOISE_TOLERANCE, epsilon, epsilon_bound, max_steps, noise_multiplier_for
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.filter import RdpFilter
+from alidpfl.privacy.ledger import FilteredLedger, Ledger, PlannedLedger
 from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian
 
 __all__ = [
@@ -11,12 +12,16 @@ __all__ = [
     "MAX_STEPS",
     "NOISE_TOLERANCE",
     "ORDERS",
+    "FilteredLedger",
     "GaussianRelease",
+    "Ledger",
     "Mechanism",
+    "PlannedLedger",
     "PrivacyBudget",
     "RdpFilter",
     "SampledGaussian",
     "epsilon",
+    "epsilon_bound",
     "max_steps",
     "noise_multiplier_for",
 ]

@@ -10,7 +10,7 @@
 import difflib
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -36,6 +36,12 @@ def ladder(accountant: str) -> tuple[Epsilon, ...]:
         names = ", ".join(_LADDERS)
         nearest = difflib.get_close_matches(str(accountant).lower(), _LADDERS, n=1, cutoff=0)[0]
         raise ConfigError(f"accountant={accountant!r} must be one of {names}; did you mean {nearest!r}?") from None
+
+
+def quick_bound(accountant: str) -> Epsilon:
+    """The accountant's ε, or a bound of it that takes a tenth of the time and is hardly larger."""
+    exact = ladder(accountant)[-1]
+    return partial(_pld_epsilon, coarser=10) if exact is _pld_epsilon else exact
 
 
 # ---------------------------------------------------------------------------------------------------------- Rényi DP

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from alidpfl.errors import BudgetExceededError
 from alidpfl.privacy import checks
-from alidpfl.privacy.accountants import Epsilon, ladder
+from alidpfl.privacy.accountants import Epsilon, ladder, quick_bound
 from alidpfl.privacy.budget import PrivacyBudget, checked_delta
 from alidpfl.privacy.mechanisms import (
     MAX_NOISE_MULTIPLIER,
@@ -39,6 +39,16 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float, accountant: str = "pl
     0.0
     """
     return _epsilon(merged(mechanisms), checked_delta(delta), accountant)
+
+
+def epsilon_bound(mechanisms: Iterable[Mechanism], delta: float, accountant: str = "pld") -> float:
+    """As `epsilon`, never less and hardly more (0.1 %), ten times as fast: for reports while training goes on.
+
+    >>> steps = SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=314)
+    >>> 1.3512 < epsilon([steps], delta=1e-5) <= epsilon_bound([steps], delta=1e-5) < 1.3525
+    True
+    """
+    return _epsilon_bound(merged(mechanisms), checked_delta(delta), accountant)
 
 
 def max_steps(
@@ -85,6 +95,11 @@ def noise_multiplier_for(
 def _epsilon(composition: Composition, delta: float, accountant: str) -> float:
     of = ladder(accountant)[-1]
     return of(composition, delta) if composition else 0.0
+
+
+@lru_cache(maxsize=1024)
+def _epsilon_bound(composition: Composition, delta: float, accountant: str) -> float:
+    return quick_bound(accountant)(composition, delta) if composition else 0.0
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,141 @@
+"""The Python way: a federation from your own model and your own clients, stepped through round by round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alidpfl.data.own import Client, from_clients
+from alidpfl.engines.federation import Federation, ledger_for
+from alidpfl.engines.runner import SimulationData
+from alidpfl.errors import ConfigError
+from alidpfl.federation.server import ServerSettings
+from alidpfl.federation.settings import FederationSettings, Part
+from alidpfl.methods import DEFAULT_POLICIES, Method, make_method
+from alidpfl.policies import Policy, make_policy
+from alidpfl.privacy import PrivacyBudget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """What every client may spend, and the mechanism that spends it.
+
+    >>> Privacy(epsilon=2.0, delta=1e-5, sample_rate=0.05, noise_multiplier=2.0).budget
+    PrivacyBudget(epsilon=2.0, delta=1e-05)
+    """
+
+    epsilon: float
+    delta: float
+    sample_rate: float
+    """q: probability that a record joins a batch."""
+    noise_multiplier: float
+    """σ; `noise_multiplier_for` finds the least that pays for a number of steps."""
+    accountant: str = "pld"
+
+    @property
+    def budget(self) -> PrivacyBudget:
+        """(ε, δ)."""
+        return PrivacyBudget(epsilon=self.epsilon, delta=self.delta)
+
+
+def federate(
+    model: nn.Module,
+    clients: Sequence[Client],
+    *,
+    privacy: Privacy,
+    max_rounds: int,
+    learning_rate: float,
+    test: Client | None = None,
+    public: Client | None = None,
+    method: str | Method = "ali_dpfl",
+    policy: str | Policy | None = None,
+    clip_norm: float = 1.0,
+    server: ServerSettings | None = None,
+    seed: int | None = None,
+    processes: int | None = None,
+    device: str = "cpu",
+    **settings: Any,
+) -> Federation:
+    """A federation of clients on this machine.
+
+    Args:
+        model: any module that `dpsgd` accepts; it is copied.
+        clients: for each client (inputs, classes) as tensors or arrays, or a torch data set.
+        privacy: budget, sampling rate and noise of every client.
+        max_rounds: R_s.
+        learning_rate: η₀.
+        test: data that are not private, to evaluate on.
+        public: public data, for methods that look at their loss (adap_dpfl).
+        method: a name, or an object of your own (see `Method`).
+        policy: how τ is chosen: a name, or an object of your own (see `Policy`); None for the method's usual one.
+        clip_norm: C, for a method given by name.
+        server: momentum, averaging, quorum.
+        seed: for a simulation that can be repeated, NOT private from whoever knows it; None for secure randomness.
+        processes: worker processes; None for one a core.
+        device: "cpu" or "cuda".
+        settings: further ones of `FederationSettings`, such as schedule="late_decay" or clients_per_round=100.
+
+    >>> import torch
+    >>> clients = [(torch.randn(100, 20), torch.randint(2, (100,))) for _ in range(4)]
+    >>> privacy = Privacy(epsilon=2.0, delta=1e-3, sample_rate=0.2, noise_multiplier=2.0)
+    >>> with federate(
+    ...     torch.nn.Linear(20, 2), clients, privacy=privacy, max_rounds=3, learning_rate=0.5, policy="ratio", seed=0
+    ... ) as federation:
+    ...     steps = [record.local_steps for record in federation]
+    >>> len(steps), str(federation.stop_reason)
+    (3, 'max_rounds')
+    """
+    if isinstance(method, str):
+        method = make_method(method, clip_norm=clip_norm, noise_multiplier=privacy.noise_multiplier)
+    if policy is None:
+        policy = DEFAULT_POLICIES.get(method.name, "ratio")
+    if isinstance(policy, str):
+        policy = make_policy(policy, **({"local_steps": 1} if policy == "fixed" else {}))
+    if method.needs_public_loss and public is None:
+        raise ConfigError(f"{method.name} looks at the loss on public data: pass public=(inputs, classes)")
+    return Federation(
+        model=model,
+        data=_data(clients, test, public),
+        method=method,
+        policy=policy,
+        ledger=ledger_for(
+            method, privacy.budget, privacy.sample_rate, privacy.noise_multiplier, privacy.accountant
+        ),
+        settings=_settings(privacy, max_rounds, learning_rate, seed, settings),
+        server_settings=server,
+        seed=seed,
+        processes=processes,
+        device=device,
+    )
+
+
+def _settings(
+    privacy: Privacy, max_rounds: int, learning_rate: float, seed: int | None, settings: dict[str, Any]
+) -> FederationSettings:
+    drawn = seed if seed is not None else int(torch.randint(2**62, (1,)))  # cohorts: no privacy hangs on them
+    try:
+        return FederationSettings(
+            max_rounds=max_rounds, sample_rate=privacy.sample_rate, learning_rate=learning_rate, seed=drawn, **settings
+        )
+    except TypeError as error:
+        raise ConfigError(f"federate: {error}") from None
+
+
+def _data(clients: Sequence[Client], test: Client | None, public: Client | None) -> SimulationData:
+    """All records in one pair of tensors. Without test data, a client's own shape stands in, and nothing is evaluated."""
+    dataset = from_clients(clients, test=test if test is not None else clients[0])
+    evaluation: dict[Part, tuple[Tensor, Tensor]] = {}
+    if test is not None:
+        evaluation["test"] = (dataset.test.inputs, dataset.test.targets)
+    if public is not None:
+        held = from_clients([public], test=public).train
+        evaluation["validation"] = (held.inputs, held.targets)
+    assert dataset.natural_clients is not None  # noqa: S101 - for the type checker
+    return SimulationData(
+        inputs=dataset.train.inputs,
+        targets=dataset.train.targets,
+        clients=dataset.natural_clients,
+        evaluation=evaluation,
+    )

@@ -1,0 +1,221 @@
+"""`alidpfl data`: what data there are, how to get them, and who holds what. Parse, call, print."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+
+from alidpfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from alidpfl.data import Dataset
+    from alidpfl.data.partition import Partition
+
+data_app = typer.Typer(no_args_is_help=True, help="What data there are, how to get them, and who holds what.")
+
+DataDir = Annotated[Path | None, typer.Option(help="Searched first, before $ALIDPFL_DATA_DIR and the user's cache.")]
+
+_WIDTH_OF_A_PIPE = 200  # without a terminal, do not fold tables
+_MOST_COLUMNS = 40  # clients in the terminal's picture
+_SHADES = " ░▒▓█"
+
+
+class PartitionKind(StrEnum):
+    """How samples are shared out."""
+
+    DIRICHLET = "dirichlet"
+    IID = "iid"
+    NATURAL = "natural"
+
+
+@data_app.command(name="list")
+def list_data(
+    data_dir: DataDir = None, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
+) -> None:
+    """Every data set: where it is, whether it is whole, and how to get it."""
+    from alidpfl.data.inventory import inventory
+
+    entries = inventory(data_dir)
+    if as_json:
+        typer.echo(json.dumps([entry.to_json() for entry in entries], indent=2))
+        return
+    table = Table("name", "kind", "state", "layout", "size", "where, or what to do", title="Data sets")
+    for entry in entries:
+        size = f"{entry.num_bytes / 1e6:.0f} MB" if entry.num_bytes else ""
+        where = "; ".join(text for text in (entry.folder, entry.note) if text)
+        table.add_row(entry.name, entry.kind, entry.state, entry.layout, size, where)
+    _console().print(table)
+
+
+@data_app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist or cifar10.")],
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where to; by default $ALIDPFL_DATA_DIR or the user's cache.")
+    ] = None,
+) -> None:
+    """Download a data set from its own site and check it; a broken download goes on where it stopped.
+
+    Example: alidpfl data get mnist
+    """
+    from alidpfl import data
+
+    data.check_name(name, tuple(data.SOURCES))
+    with _progress() as on_progress:
+        folder = data.get(name, data.download_directory(data_dir), on_progress=on_progress)
+    typer.echo(f"{name} is in {folder}")
+
+
+@data_app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="Name of a data set: see `alidpfl data list`.")],
+    *,
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    partition: Annotated[
+        PartitionKind | None, typer.Option(help="By default natural if given, else dirichlet.")
+    ] = None,
+    beta: Annotated[float, typer.Option(help="β of Dir(β): smaller is more skewed.")] = 0.05,
+    seed: Annotated[int, typer.Option(help="Seed of the split, and of data that are made.")] = 0,
+    sample_rate: Annotated[float, typer.Option(help="q: warn of clients with q·n below 1.")] = 0.015,
+    data_dir: DataDir = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture to this .svg or .png file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Who holds how many samples of each class.
+
+    Example: alidpfl data show strokes --clients 10 --partition dirichlet --beta 0.05 --plot split.svg
+    """
+    from alidpfl import data
+
+    with _progress() as on_progress:
+        dataset = _load(name, clients, data_dir, seed, on_progress)
+    kind = partition or (PartitionKind.DIRICHLET if dataset.natural_clients is None else PartitionKind.NATURAL)
+    parts = _parts(dataset, kind, clients, beta, seed)
+    counts = data.label_counts(dataset.train.targets.numpy(), parts, dataset.num_classes)
+    small = data.small_clients(parts, sample_rate)
+    title = f"{name}: {len(parts)} clients, {_words(kind, beta)}, seed {seed}"
+    if plot is not None:
+        from alidpfl.data.picture import save_picture
+
+        save_picture(counts, plot, title)
+    if as_json:
+        _print_json(dataset, kind=kind, beta=beta, seed=seed, counts=counts, small=small)
+    else:
+        _print_picture(counts, title)
+    if small:
+        _warn_of(small, sample_rate)
+
+
+def _load(
+    name: str, clients: int, data_dir: Path | None, seed: int, on_progress: Callable[[str, float], None]
+) -> "Dataset":
+    from alidpfl import data
+
+    options: dict[str, Any] = {"clients": clients} if name == "synthetic" else {}
+    return data.load(name, data_dir=data_dir, seed=seed, on_progress=on_progress, **options)
+
+
+def _parts(dataset: "Dataset", kind: PartitionKind, clients: int, beta: float, seed: int) -> "Partition":
+    from alidpfl import data
+
+    match kind:
+        case PartitionKind.IID:
+            return data.iid(len(dataset.train), clients, seed)
+        case PartitionKind.DIRICHLET:
+            return data.dirichlet(dataset.train.targets.numpy(), clients, beta, seed)
+        case PartitionKind.NATURAL:
+            if dataset.natural_clients is None:
+                raise ConfigError(f"{dataset.name} comes without clients; use --partition dirichlet or iid")
+            return tuple(indices.numpy() for indices in dataset.natural_clients)
+
+
+def _words(kind: PartitionKind, beta: float) -> str:
+    words = {"iid": "an even split", "natural": "as they came"}
+    return words.get(kind.value, f"Dir({beta:g})")
+
+
+def _print_json(
+    dataset: "Dataset",
+    *,
+    kind: PartitionKind,
+    beta: float,
+    seed: int,
+    counts: "NDArray[np.int64]",
+    small: Sequence[int],
+) -> None:
+    document: dict[str, Any] = {
+        "name": dataset.name,
+        "is_synthetic": dataset.is_synthetic,
+        "partition": kind.value,
+        "beta": beta if kind is PartitionKind.DIRICHLET else None,
+        "seed": seed,
+        "num_train": len(dataset.train),
+        "num_test": len(dataset.test),
+        "counts": counts.tolist(),
+        "small_clients": list(small),
+    }
+    typer.echo(json.dumps(document))
+
+
+def _print_picture(counts: "NDArray[np.int64]", title: str) -> None:
+    """Classes down, clients across: a shaded block and the number of samples in each cell."""
+    shown = counts[:_MOST_COLUMNS]
+    left = len(counts) - len(shown)
+    table = Table("class", padding=(0, 0, 0, 1))
+    for client in range(len(shown)):
+        table.add_column(str(client), justify="right")
+    most = max(int(counts.max()), 1)
+    for label in range(counts.shape[1]):
+        table.add_row(str(label), *(_cell(int(number), most) for number in shown[:, label]))
+    table.add_section()
+    table.add_row("all", *(str(int(total)) for total in shown.sum(axis=1)))
+    console = _console()
+    console.print(title)  # not as the table's title: that is folded to the table's width
+    console.print(table)
+    if left:
+        console.print(f"and {left} clients more: --plot or --json shows all")
+
+
+def _cell(number: int, most: int) -> str:
+    if number == 0:
+        return "·"
+    shade = _SHADES[-(-number * (len(_SHADES) - 1) // most)]  # rounded up: what is there is seen
+    return f"{number} {shade}"
+
+
+def _warn_of(small: Sequence[int], sample_rate: float) -> None:
+    names = ", ".join(map(str, small[:10])) + (" ..." if len(small) > 10 else "")  # noqa: PLR2004
+    typer.echo(
+        f"warning: {len(small)} of the clients ({names}) expect less than one sample a batch at "
+        f"sample_rate={sample_rate:g}: they add mostly noise; raise the sample rate or beta, or take fewer clients",
+        err=True,
+    )
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH_OF_A_PIPE)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar on standard error, gone at the end; nothing where that is not a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=1.0, visible=False)
+
+        def report(what: str, share: float) -> None:
+            progress.update(task, description=what, completed=share, visible=True)
+
+        yield report

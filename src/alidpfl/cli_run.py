@@ -1,0 +1,139 @@
+"""The command `run`: train, watch, stop, resume."""
+
+import json
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
+
+from alidpfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from alidpfl.runs import Config, Outcome
+    from alidpfl.runs.build import Prepared
+    from alidpfl.runs.execute import Listener
+    from alidpfl.types import RoundRecord
+
+_EXIT_INTERRUPTED = 130
+
+
+def run(
+    config: Annotated[Path | None, typer.Argument(help="TOML file; without it the embedded default runs.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run; by default a new one under runs/.")] = None,
+    resume_dir: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a run that was stopped or killed.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the real data sets (or ALIDPFL_DATA_DIR).")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Train a model over clients that keep their data, within a privacy budget and a number of rounds.
+
+    Ctrl-C ends the run cleanly after the current round; --resume goes on with it.
+
+    Example: alidpfl run --set privacy.epsilon=4 --set method.policy=ratio --out runs/mine
+    """
+    if resume_dir is not None and (config is not None or overrides or out is not None or data_dir is not None):
+        raise ConfigError("--resume takes its settings from the folder; leave out the configuration, --set, --out, --data-dir")
+    with _Screen() as screen:
+        screen.show("loading")
+        from alidpfl.runs import execute, load_config, resume
+
+        if resume_dir is not None:
+            outcome = resume(resume_dir, listener=screen.listener(), tensorboard=tensorboard)
+        else:
+            settings = load_config(config, [*_data_dir_override(data_dir), *(overrides or [])])
+            folder = out or _new_folder(settings)
+            outcome = execute(settings, folder, listener=screen.listener(), tensorboard=tensorboard)
+    _report(outcome, as_json)
+    if outcome.stop_reason == "interrupted":
+        typer.echo(f"interrupted after round {outcome.rounds}; go on with: alidpfl run --resume {outcome.out}", err=True)
+        raise typer.Exit(_EXIT_INTERRUPTED)
+
+
+def _data_dir_override(data_dir: Path | None) -> list[str]:
+    return [] if data_dir is None else [f"data.data_dir={json.dumps(str(data_dir))}"]
+
+
+def _new_folder(config: "Config") -> Path:
+    policy = config.method.policy or "default"
+    return Path("runs") / f"{config.data.name}-{config.method.name}-{policy}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _report(outcome: "Outcome", as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(_without_nan(asdict(outcome)), allow_nan=False))
+        return
+    from alidpfl.cli_views import show
+    from alidpfl.views.tables import rounded_up
+
+    show(Path(outcome.out))
+    made = " (synthetic data)" if outcome.is_synthetic else ""
+    accuracy = "not evaluated" if outcome.accuracy is None else f"accuracy {outcome.accuracy:.2f} %{made}"
+    covered = "" if outcome.covers_everything else ", which does NOT cover the un-noised signals that were used"
+    typer.echo(f"{accuracy} at ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}; kept in {outcome.out}")
+
+
+def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
+    """A diverged model has a loss that JSON cannot write."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+
+
+class _Screen:
+    """A progress line on a terminal's standard error; without a terminal, only warnings."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(
+            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
+        )
+        self._task: TaskID = self._progress.add_task("", total=None, facts="")
+        self._accuracy = ""
+
+    def __enter__(self) -> "_Screen":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, what: str, share: float | None = None) -> None:
+        """Something that takes a while."""
+        self._progress.update(self._task, description=what, total=1.0, completed=share or 0.0)
+
+    def listener(self) -> "Listener":
+        """What a run calls."""
+        from alidpfl.runs.execute import Listener
+
+        return Listener(on_loading=self.show, on_start=self._start, on_round=self._round)
+
+    def _start(self, prepared: "Prepared", rounds_done: int) -> None:
+        for warning in prepared.warnings:
+            self._console.print(f"[yellow]warning:[/] {warning}")
+        settings = prepared.federation.training.settings
+        self._progress.reset(self._task, total=settings.max_rounds, completed=rounds_done, description="training")
+
+    def _round(self, record: "RoundRecord", _seconds: float) -> None:
+        if record.accuracy is not None:
+            self._accuracy = f"  accuracy {record.accuracy:.1f} %"
+        total = self._progress.tasks[0].total
+        facts = f"round {record.round + 1}/{total:.0f}  τ {record.local_steps}  ε {record.epsilon:.2f}{self._accuracy}"
+        self._progress.update(self._task, completed=record.round + 1, facts=facts)

@@ -1,0 +1,132 @@
+"""Every data set by its name."""
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from alidpfl.data import cifar, directories
+from alidpfl.data.dataset import (
+    DEFAULT_PIXEL_RANGE,
+    Dataset,
+    LabelledData,
+    PixelRange,
+    checked_pixel_range,
+    scaled_images,
+)
+from alidpfl.data.idx import read_images_and_labels
+from alidpfl.data.npz import load_npz
+from alidpfl.data.sources import CIFAR10, FASHION_MNIST, MNIST, Source
+from alidpfl.data.strokes_cache import load_or_draw
+from alidpfl.data.synthetic import SyntheticSettings, make_synthetic
+from alidpfl.errors import ConfigError
+
+OnProgress: TypeAlias = Callable[[str, float], None]
+"""Told what is being done and which share of it is done, 0 to 1."""
+
+NAMES = ("strokes", "mnist", "fashion_mnist", "cifar10", "synthetic", "npz")
+"""The data sets that `load` knows."""
+
+SYNTHETIC_OPTIONS = ("clients", "alpha", "beta", "is_iid", "max_samples")
+
+_NUM_CLASSES = 10
+
+
+def load(
+    name: str,
+    *,
+    data_dir: Path | None = None,
+    seed: int = 0,
+    cache_dir: Path | None = None,
+    pixel_range: PixelRange = DEFAULT_PIXEL_RANGE,
+    on_progress: OnProgress | None = None,
+    **options: Any,
+) -> Dataset:
+    """The data set called `name`.
+
+    Args:
+        name: `strokes` (drawn digits, no download), `mnist`, `fashion_mnist`, `cifar10` (see `alidpfl data get`),
+            `synthetic` (FedProx's), or `npz` (your own files, one a client).
+        data_dir: searched first for real data; for `npz` the folder of the files.
+        seed: of data that are made, and of what is held out of `npz`; real data do not depend on it.
+        cache_dir: where made data are kept; by default in the user's cache.
+        pixel_range: what black and white become.
+        on_progress: told of steps that take longer.
+        options: for `synthetic`: clients, alpha, beta, is_iid, max_samples.
+
+    >>> load("synthetic", clients=3).is_synthetic
+    True
+    """
+    check_name(name)
+    checked_pixel_range(pixel_range)
+    _check_options(name, options)
+    match name:
+        case "strokes":
+            return _load_strokes(seed, cache_dir or directories.user_cache(), pixel_range, on_progress)
+        case "mnist":
+            return _load_idx(MNIST, data_dir, pixel_range)
+        case "fashion_mnist":
+            return _load_idx(FASHION_MNIST, data_dir, pixel_range)
+        case "cifar10":
+            return _load_cifar(data_dir, pixel_range)
+        case "synthetic":
+            return make_synthetic(SyntheticSettings(**options), seed)
+        case _:
+            if data_dir is None:
+                raise ConfigError("npz needs data_dir, the folder with a .npz file for each client")
+            return load_npz(data_dir, seed, pixel_range)
+
+
+def check_name(name: str, names: tuple[str, ...] = NAMES) -> None:
+    """ConfigError with the nearest name where `name` is not one of `names`."""
+    if name not in names:
+        spelled = str(name).lower().replace("-", "_")
+        near = [n for n in names if n.replace("_", "") == spelled.replace("_", "")]
+        near = near or difflib.get_close_matches(spelled, names, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"data set {name!r} is not known{hint} (there are {', '.join(names)})")
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    known = SYNTHETIC_OPTIONS if name == "synthetic" else ()
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ConfigError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(known) or 'none'}")
+
+
+def _load_strokes(seed: int, cache_dir: Path, pixel_range: PixelRange, on_progress: OnProgress | None) -> Dataset:
+    on_share = None if on_progress is None else lambda share: on_progress("drawing strokes", share)
+    drawn = load_or_draw(seed, cache_dir, on_share)
+    train, test = (_labelled(part.images[:, None], part.labels, pixel_range) for part in (drawn.train, drawn.test))
+    return Dataset(name="strokes", train=train, test=test, num_classes=_NUM_CLASSES, is_synthetic=True)
+
+
+def _load_idx(source: Source, data_dir: Path | None, pixel_range: PixelRange) -> Dataset:
+    found = directories.find(source, data_dir)
+    remedy = _remedy(source)
+    train, test = (
+        _labelled(*read_images_and_labels(images, labels, _NUM_CLASSES, remedy), pixel_range)
+        for images, labels in (found.files[:2], found.files[2:])
+    )
+    return Dataset(name=source.name, train=train, test=test, num_classes=_NUM_CLASSES, is_synthetic=False)
+
+
+def _load_cifar(data_dir: Path | None, pixel_range: PixelRange) -> Dataset:
+    found = directories.find(CIFAR10, data_dir)
+    train, test = (
+        _labelled(*cifar.read_batches(paths, _remedy(CIFAR10)), pixel_range)
+        for paths in (found.files[:-1], found.files[-1:])
+    )
+    return Dataset(name="cifar10", train=train, test=test, num_classes=cifar.NUM_CLASSES, is_synthetic=False)
+
+
+def _remedy(source: Source) -> str:
+    return f"delete it and {directories.how_to_get(source)}"
+
+
+def _labelled(images: NDArray[np.uint8], labels: NDArray[np.int64], pixel_range: PixelRange) -> LabelledData:
+    return LabelledData(inputs=scaled_images(images, pixel_range), targets=torch.from_numpy(labels))

@@ -1,0 +1,103 @@
+"""A folder of `.npz` files, one a client, each with the arrays `x` (inputs) and `y` (classes)."""
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alidpfl.data import checks
+from alidpfl.data.dataset import Dataset, PixelRange, scaled_images
+from alidpfl.data.own import from_clients
+from alidpfl.errors import DataError
+
+TEST_FILE = "test.npz"
+
+_HELD_OUT = 0.1
+_STREAM = 5  # other numbers than the partitions draw from the same seed
+_FORM = "store x with shape (n, ...) and y with shape (n,), by numpy.savez(file, x=..., y=...)"
+
+Arrays = tuple[NDArray[Any], NDArray[np.int64]]
+
+
+def load_npz(folder: Path, seed: int, pixel_range: PixelRange) -> Dataset:
+    """The clients in `folder`, in the order of their file names, and the test samples.
+
+    These are in `test.npz`; where that is missing, a tenth of each client's samples is held out, drawn by `seed`.
+    Inputs of type uint8 are taken for pixels and scaled to `pixel_range`; others stay as they are.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; give one that has a .npz file for each client")
+    paths = sorted(path for path in folder.glob("*.npz") if path.name != TEST_FILE)
+    if not paths:
+        raise DataError(f"{folder} has no .npz files; {_FORM}, one file for each client")
+    clients = [_read(path) for path in paths]
+    _check_alike(paths, clients)
+    if (folder / TEST_FILE).is_file():
+        test = _read(folder / TEST_FILE)
+        _check_alike([paths[0], folder / TEST_FILE], [clients[0], test])
+    else:
+        checks.whole("seed", seed)
+        clients, test = _hold_out(paths, clients, seed)
+    return from_clients(
+        [(_inputs(x, pixel_range), y) for x, y in clients], (_inputs(test[0], pixel_range), test[1]), name="npz"
+    )
+
+
+def _read(path: Path) -> Arrays:
+    try:
+        with path.open("rb") as file:  # opened here: where the zip is broken, numpy leaves the file open
+            arrays = np.load(file, allow_pickle=False)  # a pickle could run anything
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} is not a .npz file; {_FORM}")
+            missing = [name for name in ("x", "y") if name not in arrays]
+            if missing:
+                raise DataError(f"{path} has no array {' and '.join(missing)}, only {sorted(arrays)}; {_FORM}")
+            x, y = arrays["x"], arrays["y"]
+    except (OSError, EOFError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be read ({error}); write it anew, without Python objects in it") from error
+    _check_arrays(path, x, y)
+    return x, y.astype(np.int64)
+
+
+def _check_arrays(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
+    if x.dtype.kind not in "fiu":
+        raise DataError(f"{path}: array x has type {x.dtype}; need numbers")
+    if y.dtype.kind not in "iu":
+        raise DataError(f"{path}: array y has type {y.dtype}; need whole numbers, the classes from 0")
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:  # noqa: PLR2004
+        raise DataError(f"{path}: array x has shape {x.shape} and array y {y.shape}; {_FORM}, at least one sample")
+    if int(y.min()) < 0 or int(y.max()) >= 1 << 31:
+        raise DataError(f"{path}: array y has numbers that are no classes; number the classes from 0")
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise DataError(f"{path}: array x has values that are NaN or infinite; clean them before training")
+
+
+def _check_alike(paths: list[Path], parts: list[Arrays]) -> None:
+    first = parts[0][0]
+    for path, (x, _) in zip(paths, parts, strict=True):
+        if x.shape[1:] != first.shape[1:] or (x.dtype == np.uint8) != (first.dtype == np.uint8):
+            raise DataError(
+                f"{path}: array x has samples of shape {x.shape[1:]} and type {x.dtype}, but {paths[0]} of shape "
+                f"{first.shape[1:]} and type {first.dtype}; make all files alike"
+            )
+
+
+def _hold_out(paths: list[Path], clients: list[Arrays], seed: int) -> tuple[list[Arrays], Arrays]:
+    """A tenth of each client, at least one sample, for testing."""
+    kept, held = [], []
+    for number, (path, (x, y)) in enumerate(zip(paths, clients, strict=True)):
+        if len(y) < 2:  # noqa: PLR2004
+            raise DataError(f"{path}: one sample cannot be shared by training and test; add samples or a {TEST_FILE}")
+        random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_STREAM, seed, number])))
+        is_held = np.zeros(len(y), bool)
+        is_held[random.permutation(len(y))[: max(1, round(_HELD_OUT * len(y)))]] = True
+        kept.append((x[~is_held], y[~is_held]))
+        held.append((x[is_held], y[is_held]))
+    return kept, (np.concatenate([x for x, _ in held]), np.concatenate([y for _, y in held]))
+
+
+def _inputs(x: NDArray[Any], pixel_range: PixelRange) -> Any:
+    return scaled_images(x, pixel_range) if x.dtype == np.uint8 else x.astype(np.float32)

@@ -1,0 +1,166 @@
+"""The data set `strokes`: 60,000 + 10,000 drawn digits of 28x28 pixels, made from a seed, with no download.
+
+Every image is one way of writing a digit (`glyphs`), moved, turned, sheared, stretched and shaken, in a pen of its own
+width and softness, with some stray marks and noise. It is harder than it looks for a linear model, and as easy as MNIST
+for a convolutional one.
+
+The same bytes on every machine: random numbers are uniform (no libm), coordinates go through single IEEE operations
+only, the pen is a table of whole numbers, and sums of whole numbers below 2^24 are exact in float32 in any order.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alidpfl.data import glyphs
+from alidpfl.data.glyphs import Glyph
+
+Images: TypeAlias = NDArray[np.uint8]
+Labels: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+VERSION = 1
+"""Goes up with every change of the images: it is part of the seed and of the cache's file name."""
+NUM_TRAIN, NUM_TEST = 60_000, 10_000
+SIDE = 28
+
+_CHUNK = 1024  # images at a time, so that the pen's rows stay in the cache
+_SUBPIXELS = 16  # positions of the pen per pixel
+_MARGIN = 4  # pixels outside the image from which the pen still reaches into it
+_PEN_LEVELS = 12
+_NARROWEST_PEN, _WIDEST_PEN = 0.65, 1.05  # standard deviation of the pen, pixels
+_FULL_INK = 128  # height of the pen's table: 128² times 512 points is below 2^24
+
+_BOX_WIDTH, _BOX_HEIGHT = 14.0, 19.5  # pixels of the unit box before stretching
+_JITTER = 0.055  # of a control point, in units of the box
+_HALF_TURN = 0.15  # largest tan(angle / 2): 17 degrees
+_SHEAR = 0.26
+_STRETCH = (0.76, 1.12)
+_SHIFT = 2.7  # pixels
+_MARK_POINTS = 6
+_MARK_CHANCE = 0.25
+_NOISE = 16  # of 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Images (n, 28, 28) uint8, ink on black, and their digits (n,) int64."""
+
+    images: Images
+    labels: Labels
+
+
+def draw(count: int, *, seed: int, split: int = 0, on_progress: Callable[[float], None] | None = None) -> Drawn:
+    """`count` images, as many of each digit as possible, in random order.
+
+    Args:
+        count: how many.
+        seed: of all random numbers.
+        split: 0 for training, 1 for test images: other numbers from the same seed.
+        on_progress: told the share that is done.
+
+    >>> drawn = draw(20, seed=0)
+    >>> drawn.images.shape, drawn.images.dtype, sorted(drawn.labels.tolist()) == sorted(2 * [*range(10)])
+    ((20, 28, 28), dtype('uint8'), True)
+    """
+    order = _generator(seed, split)
+    labels = order.permutation(np.arange(count) % glyphs.NUM_CLASSES)
+    ways = order.random(count)
+    images = np.empty((count, SIDE, SIDE), np.uint8)
+    done = 0
+    for digit in range(glyphs.NUM_CLASSES):
+        variants = glyphs.variants(digit)
+        way = np.where(labels == digit, np.floor(ways * len(variants)), -1)
+        for number, glyph in enumerate(variants):
+            random = _generator(seed, split, digit, number)
+            members = np.flatnonzero(way == number)
+            for start in range(0, len(members), _CHUNK):
+                chunk = members[start : start + _CHUNK]
+                images[chunk] = _draw_glyph(glyph, len(chunk), random)
+                done += len(chunk)
+                if on_progress is not None:
+                    on_progress(done / count)
+    return Drawn(images=images, labels=labels.astype(np.int64))
+
+
+def _generator(*path: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([VERSION, *path])))
+
+
+def _between(random: np.random.Generator, low: float, high: float, *shape: int) -> Floats:
+    return low + (high - low) * random.random(shape)
+
+
+def _draw_glyph(glyph: Glyph, count: int, random: np.random.Generator) -> Images:
+    """`count` images of one way of writing one digit."""
+    x, y = _curve_points(glyph, count, random)
+    mark_x, mark_y = _stray_marks(count, random)
+    x, y = np.concatenate([x, mark_x], axis=1), np.concatenate([y, mark_y], axis=1)  # (count, points)
+    level = random.integers(0, _PEN_LEVELS, (count, 1))
+    rows_x, rows_y = _pen_rows(level, x), _pen_rows(level, y)  # (count, points, 28) each
+    # A point's ink is the product of its row and its column; adding up the points is a matrix product, exact here.
+    ink = np.matmul(rows_y.transpose(0, 2, 1), rows_x)  # (count, 28, 28)
+    return _develop(ink, random)
+
+
+def _curve_points(glyph: Glyph, count: int, random: np.random.Generator) -> tuple[Floats, Floats]:
+    """Where the pen goes, in pixels: shaken control points, mixed to curves, then an affine map.
+
+    No matrix products: their rounding depends on the machine.
+    """
+    shaken = glyph.controls - 0.5 + _between(random, -_JITTER, _JITTER, count, *glyph.controls.shape)
+    mixed = [shaken[:, glyph.sources[:, k]] * glyph.weights[:, k, None] for k in range(3)]
+    curve = mixed[0] + mixed[1] + mixed[2]  # (count, points, 2)
+    x = curve[..., 0] * (_BOX_WIDTH * _between(random, *_STRETCH, count, 1))
+    y = curve[..., 1] * (_BOX_HEIGHT * _between(random, *_STRETCH, count, 1))
+    x = x - _between(random, -_SHEAR, _SHEAR, count, 1) * y
+    half = _between(random, -_HALF_TURN, _HALF_TURN, count, 1)  # t = tan(angle / 2) gives cosine and sine without libm
+    square = half * half
+    cosine, sine = (1 - square) / (1 + square), 2 * half / (1 + square)
+    middle = (SIDE - 1) / 2
+    turned_x = cosine * x - sine * y + (middle + _between(random, -_SHIFT, _SHIFT, count, 1))
+    turned_y = sine * x + cosine * y + (middle + _between(random, -_SHIFT, _SHIFT, count, 1))
+    return turned_x, turned_y
+
+
+def _stray_marks(count: int, random: np.random.Generator) -> tuple[Floats, Floats]:
+    """One short straight mark an image, anywhere; in most images it lies outside and is not seen."""
+    along = np.arange(_MARK_POINTS) - (_MARK_POINTS - 1) / 2
+    x = _between(random, 0, SIDE - 1, count, 1) + along * _between(random, -0.8, 0.8, count, 1)
+    y = _between(random, 0, SIDE - 1, count, 1) + along * _between(random, -0.8, 0.8, count, 1)
+    is_seen = random.random((count, 1)) < _MARK_CHANCE
+    return np.where(is_seen, x, -SIDE), np.where(is_seen, y, -SIDE)
+
+
+@cache
+def _pen() -> NDArray[np.float32]:
+    """(levels, positions, 28): the pen's profile over the pixels, as whole numbers; zeros where it does not reach."""
+    positions = np.arange((SIDE + 2 * _MARGIN) * _SUBPIXELS) / _SUBPIXELS - _MARGIN
+    widths = np.linspace(_NARROWEST_PEN, _WIDEST_PEN, _PEN_LEVELS)
+    distance = (positions[:, None] - np.arange(SIDE)) / widths[:, None, None]
+    profile = np.floor(_FULL_INK * np.exp(-0.5 * distance * distance) + 0.5)
+    profile[:, [0, -1]] = 0  # positions beyond the margin are clipped to these
+    return profile.astype(np.float32)
+
+
+def _pen_rows(level: NDArray[np.int64], where: Floats) -> NDArray[np.float32]:
+    pen = _pen()
+    position = np.floor((where + _MARGIN) * _SUBPIXELS + 0.5).astype(np.int64).clip(0, pen.shape[1] - 1)
+    rows: NDArray[np.float32] = pen.reshape(-1, SIDE).take(level * pen.shape[1] + position, axis=0)
+    return rows
+
+
+def _develop(ink: NDArray[np.float32], random: np.random.Generator) -> Images:
+    """Sums of ink to grey: cut at full, soften or sharpen the edge, lower the contrast a little, add noise."""
+    count = len(ink)
+    edge = _between(random, 0.35, 0.75, count, 1, 1).astype(np.float32) / np.float32(_FULL_INK * _FULL_INK)
+    contrast = _between(random, 170, 255, count, 1, 1).astype(np.float32)
+    grey = np.minimum(ink * edge, np.float32(1)) * contrast
+    noise = random.integers(0, 256, ink.shape, np.uint8).astype(np.float32) - np.float32(128)
+    grey = grey + noise * np.float32(_NOISE / 128)
+    pixels: Images = np.floor(grey.clip(0, 255)).astype(np.uint8)
+    return pixels

@@ -1,0 +1,1 @@
+"""How a round's plans reach the clients: in this process, or in several on one machine."""

@@ -1,0 +1,113 @@
+"""A simulated federation, whole: engine, loop and model in one object to step through, from a notebook or a run."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from alidpfl.engines.runner import SimulationData
+from alidpfl.engines.simulation import Simulation
+from alidpfl.federation.loop import Training
+from alidpfl.federation.params import flatten, load, trained
+from alidpfl.federation.server import ServerSettings
+from alidpfl.federation.settings import Evaluation, FederationSettings, Part
+from alidpfl.methods import Method
+from alidpfl.policies import Policy
+from alidpfl.privacy import FilteredLedger, Ledger, PlannedLedger, PrivacyBudget
+from alidpfl.types import ClientId, RoundRecord, StopReason
+
+
+def ledger_for(
+    method: Method, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float, accountant: str
+) -> Ledger:
+    """The accounts that a method needs: a Rényi filter where its noise follows outputs, else the accountant asked for."""
+    if method.adapts_noise:
+        return FilteredLedger(budget, sample_rate, noise_multiplier)
+    rate = 1.0 if method.release == "update" else sample_rate  # a noised update is a release of all records
+    return PlannedLedger(budget, rate, noise_multiplier, accountant=accountant)
+
+
+class Federation:
+    """Clients, server and accounts on one machine. A context manager: leaving it ends the worker processes.
+
+    Iterate over it for all rounds, or call `step` for one.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        data: SimulationData,
+        method: Method,
+        policy: Policy,
+        ledger: Ledger,
+        settings: FederationSettings,
+        server_settings: ServerSettings | None = None,
+        seed: int | None = None,
+        processes: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """Put the parts together; see `alidpfl.federate` for the short way. `seed` None: secure randomness."""
+        self._model = copy.deepcopy(model)
+        self._engine = Simulation(
+            model=model, method=method, data=data, seed=seed, processes=processes, device=device
+        )
+        self.training = Training(
+            engine=self._engine,
+            method=method,
+            policy=policy,
+            ledger=ledger,
+            sizes=[len(rows) for rows in data.clients],
+            initial=flatten(trained(model)),
+            settings=settings,
+            server_settings=server_settings,
+        )
+
+    def __enter__(self) -> "Federation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        """All rounds that are left; worker processes end with the last."""
+        yield from self.training
+        self.close()
+
+    def step(self) -> RoundRecord | None:
+        """One round; None once a limit is reached."""
+        return self.training.step()
+
+    def close(self) -> None:
+        """End the worker processes; the next round would start them again."""
+        self._engine.close()
+
+    @property
+    def model(self) -> nn.Module:
+        """A copy of the model with the weights as they are now."""
+        model = copy.deepcopy(self._model).eval()
+        load(self.training.params, trained(model))
+        return model
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why the training ended; None while it can go on."""
+        return self.training.stop_reason
+
+    @property
+    def epsilons(self) -> dict[ClientId, float]:
+        """ε spent by every client so far."""
+        return self.training.epsilons()
+
+    def evaluate(self, part: Part = "test") -> Evaluation | None:
+        """Accuracy and loss of the weights as they are now."""
+        return self._engine.evaluate(self.training.params, part)
+
+    def named_params(self) -> Mapping[str, Tensor]:
+        """The model's whole state by name, frozen parts and buffers too: what a file should hold."""
+        with torch.no_grad():
+            return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}

@@ -1,0 +1,114 @@
+"""Many clients on one machine: in this process, or spread over one worker process a core.
+
+The result is the same to the last bit whatever the number of processes: every client's randomness depends on (seed,
+round, client) only, every process computes in one thread, and the server adds in the order of the clients.
+Memory grows with the clients of a round, not with all: a client that is not drawn is a list of row numbers.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+
+from torch import Tensor, nn
+
+from alidpfl.engines.runner import Runner, SimulationData, one_thread
+from alidpfl.engines.workers import SharedWeights, Task, WorkerPool, filled
+from alidpfl.errors import ConfigError
+from alidpfl.federation.settings import Evaluation, Part
+from alidpfl.methods import Method
+from alidpfl.types import ClientPlan, ClientUpdate
+
+_EVALUATION_ROWS = 1000  # in one piece, whatever the number of processes, so that sums have one order
+
+
+def default_processes() -> int:
+    """One a core that this process may use; 1 where processes cannot safely be forked."""
+    if not sys.platform.startswith("linux"):
+        return 1
+    return len(os.sched_getaffinity(0))
+
+
+class Simulation:
+    """The engine of `alidpfl run`. Use it as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        method: Method,
+        data: SimulationData,
+        seed: int | None,
+        processes: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """Check model and method at once; worker processes start with the first round.
+
+        Args:
+            model: what is trained; it is copied, never changed.
+            method: its objective is what clients minimise.
+            data: shared by all processes.
+            seed: of clients' batches and noise; None for the operating system's entropy (then nothing can be repeated).
+            processes: None for one a core.
+            device: "cpu" or "cuda"; the latter in this process only.
+        """
+        wanted = default_processes() if processes is None else processes
+        if wanted < 1:
+            raise ConfigError(f"processes={processes} must be at least 1; leave it out for one a core")
+        if wanted > 1 and not sys.platform.startswith("linux"):
+            raise ConfigError(f"processes={processes} needs Linux, where processes can be forked; use 1")
+        self._processes = 1 if device != "cpu" else wanted
+        with one_thread():
+            self._runner = Runner(model=model, method=method, data=data, seed=seed, device=device)
+        self._data = data
+        self._pool: WorkerPool | None = None
+
+    def __enter__(self) -> "Simulation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
+        """Train these clients from `params`; the updates in the plans' order."""
+        if self._processes == 1:
+            with one_thread():
+                return [self._runner.train(params, plan) for plan in plans]
+        pool = self._ready_pool(len(plans), params)
+        updates = pool.run(enumerate(plans), longest_first=self._expected_work)
+        return [filled(update, pool.weights.of_client(slot)) for slot, update in enumerate(updates)]
+
+    def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
+        """Accuracy and mean loss on the part; None if there is no such data."""
+        if part not in self._data.evaluation:
+            return None
+        total = len(self._data.evaluation[part][1])
+        slices = [slice(start, start + _EVALUATION_ROWS) for start in range(0, total, _EVALUATION_ROWS)]
+        if self._processes == 1:
+            with one_thread():
+                pieces = [self._runner.evaluate(params, part, rows) for rows in slices]
+        else:
+            pieces = self._ready_pool(1, params).run((part, rows) for rows in slices)
+        correct, loss = (sum(piece[i] for piece in pieces) for i in (0, 1))
+        return Evaluation(accuracy=100.0 * correct / total, loss=loss / total)
+
+    def _expected_work(self, task: Task) -> float:
+        plan = task[1]
+        assert isinstance(plan, ClientPlan)  # noqa: S101 - for the type checker
+        return plan.steps * plan.sample_rate * len(self._data.clients[plan.client])
+
+    def _ready_pool(self, num_slots: int, params: Tensor) -> WorkerPool:
+        """Workers with shared memory for this many clients, and the weights in it."""
+        if self._pool is None or len(self._pool.weights) < num_slots:
+            self.close()
+            self._pool = WorkerPool(self._runner, SharedWeights(num_slots, len(params)), self._processes)
+        self._pool.weights.global_weights.copy_(params)
+        return self._pool

@@ -1,0 +1,166 @@
+"""What a client does in a round: τ steps of DP-SGD on its own data. The same code in every engine.
+
+Only noised quantities leave `LocalTrainer.train`, but for the raw signals of the paper's rule, which must be asked for
+by name and are outside every guarantee.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from alidpfl.dpsgd import PerSampleClipper, RandomStream, StepSettings, add_noise, dp_sgd_step, poisson_sample
+from alidpfl.errors import DataError
+from alidpfl.federation.params import flatten, load
+from alidpfl.federation.raw_signals import raw_signals
+from alidpfl.federation.secants import crossed_noise, inner, squared_norm
+from alidpfl.methods.objective import Objective
+from alidpfl.types import ClientPlan, ClientUpdate, SecantSums
+
+_NOT_PRIVATE = frozenset({"no-noise", "no-clipping"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientData:
+    """A client's records, as rows of shared tensors: nothing is copied until a batch is drawn."""
+
+    inputs: Tensor
+    targets: Tensor
+    rows: Tensor
+    """(n,) int64: which rows are the client's."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, records: Tensor) -> tuple[Tensor, Tensor]:
+        """The client's records with these numbers, counted from 0."""
+        rows = self.rows[records]
+        return self.inputs[rows], self.targets[rows]
+
+
+class LocalTrainer:
+    """Trains one client after the other on one model in memory; holds nothing of a client between rounds."""
+
+    def __init__(self, objective: Objective, *, device: str = "cpu") -> None:
+        """Take the objective's model over: its values are overwritten by every round's weights."""
+        self._objective = objective
+        self._device = device
+        self._clipper = PerSampleClipper(objective.model.to(device), loss=objective.loss)
+
+    def train(self, params: Tensor, data: ClientData, plan: ClientPlan, random: RandomStream) -> ClientUpdate:
+        """Run the plan from the weights `params`. The plan must have been charged before."""
+        if len(data) == 0:
+            raise DataError(f"client {plan.client} has no records; leave it out, or set min_samples")
+        load(params, self._clipper.parameters)
+        divisor = plan.sample_rate * len(data)  # public: fixed at enrolment, whatever the batch turns out to be
+        observer = _NoisedGradients(plan, divisor, len(params))
+        for learning_rate in plan.learning_rates:
+            gradient = self._step(data, plan, learning_rate, divisor, random)
+            observer.see(gradient, learning_rate)
+        after = flatten(self._clipper.parameters)
+        if plan.release == "update":
+            after = _noised_update(params, after, plan, random)
+        raw = raw_signals(self._objective, params, after, data) if "raw" in plan.signals else None
+        return ClientUpdate(
+            client=plan.client,
+            params=after,
+            secants=observer.secants(),
+            gradient_norm=observer.gradient_norm(),
+            raw=raw,
+        )
+
+    def _step(
+        self, data: ClientData, plan: ClientPlan, learning_rate: float, divisor: float, random: RandomStream
+    ) -> dict[str, Tensor]:
+        """One step in place; returns its noised sum."""
+        records = poisson_sample(len(data), plan.sample_rate, random)
+        inputs, targets = (t.to(self._device) for t in data.batch(records))
+        if self._objective.before_step is not None:
+            self._objective.before_step(random)
+        settings = _step_settings(plan, learning_rate, divisor)
+        return dp_sgd_step(self._clipper, inputs, targets, settings, random).noised_sum
+
+
+def _step_settings(plan: ClientPlan, learning_rate: float, divisor: float) -> StepSettings:
+    if plan.release == "update":  # local steps are plain SGD; the update is clipped and noised as a whole
+        return StepSettings(
+            clip_norm=math.inf,
+            noise_multiplier=0.0,
+            learning_rate=learning_rate,
+            expected_batch_size=divisor,
+            unsafe=_NOT_PRIVATE,
+        )
+    return StepSettings(
+        clip_norm=plan.clip_norm,
+        noise_multiplier=plan.noise_multiplier,
+        learning_rate=learning_rate,
+        expected_batch_size=divisor,
+    )
+
+
+def _noised_update(before: Tensor, after: Tensor, plan: ClientPlan, random: RandomStream) -> Tensor:
+    """Clip the whole update to S = clip_norm and add N(0, σ²(2S)²): any change of the data moves it by at most 2S."""
+    update = (after - before).double()
+    norm = update.norm()
+    # Not finite: the update is dropped as a whole, and the noise still goes out.
+    update = update * min(1.0, plan.clip_norm * (1 - 1e-6) / float(norm)) if 0 < norm < math.inf else update.new_zeros(())
+    released = {"update": update.expand(before.shape).clone()}
+    add_noise(released, 2 * plan.clip_norm * plan.noise_multiplier, random)
+    return before + released["update"]
+
+
+class _NoisedGradients:
+    """Signals from the noised gradients of a round. It sees nothing else, so they are free of charge."""
+
+    def __init__(self, plan: ClientPlan, divisor: float, num_params: int) -> None:
+        on_steps = plan.release == "step"
+        self._wants_secants = on_steps and "secants" in plan.signals and plan.steps > 1
+        self._wants_norm = on_steps and "gradient_norm" in plan.signals
+        self._divisor, self._num_params = divisor, num_params
+        self._variance = (plan.noise_multiplier * plan.clip_norm / divisor) ** 2  # of a coordinate of a gradient
+        self._previous: Tensor | None = None
+        self._previous_rate = 0.0
+        self._pairs, self._difference, self._displacement, self._crossed = 0, 0.0, 0.0, 0.0
+        self._norms: list[float] = []
+
+    def see(self, noised_sum: dict[str, Tensor], learning_rate: float) -> None:
+        """Take note of a step's noised gradient, at the weights before that step."""
+        if not (self._wants_secants or self._wants_norm):
+            return
+        gradient = flatten(noised_sum).div_(self._divisor)
+        if self._wants_norm:
+            # Adap DP-FL: without taking off the noise's share the norm would grow by σ√d/B every round.
+            squared = float(gradient.double().square().sum()) - self._num_params * self._variance
+            self._norms.append(math.sqrt(max(0.0, squared)))
+        if self._wants_secants:
+            if self._previous is not None:
+                self._add_pair(self._previous, gradient, self._previous_rate)
+            self._previous, self._previous_rate = gradient, learning_rate
+
+    def _add_pair(self, before: Tensor, after: Tensor, learning_rate: float) -> None:
+        change, moved = after - before, before * -learning_rate
+        displacement = squared_norm(moved)
+        self._pairs += 1
+        self._difference += squared_norm(change)
+        self._displacement += displacement
+        noise = self._num_params * self._variance
+        self._crossed += crossed_noise(inner(change, moved), displacement, noise, learning_rate)
+
+    def secants(self) -> SecantSums | None:
+        """Sums over consecutive pairs. The noises n of a pair differ by N(0, 2s² I), s² the variance of a coordinate."""
+        if self._pairs == 0:
+            return None
+        fourth = self._num_params * self._variance**2  # d s⁴
+        # Var ‖n₂ − n₁‖² = 8 d s⁴; neighbouring pairs share a noise, Cov = 2 d s⁴, counted twice.
+        variance = 8 * self._pairs * fourth + 4 * (self._pairs - 1) * fourth
+        return SecantSums(
+            difference=self._difference,
+            displacement=self._displacement,
+            noise=2 * self._pairs * self._num_params * self._variance + self._crossed,
+            noise_variance=variance,
+        )
+
+    def gradient_norm(self) -> float | None:
+        """Mean over the round's steps of the de-biased norms."""
+        return sum(self._norms) / len(self._norms) if self._norms else None

@@ -1,0 +1,120 @@
+"""The private curvature: secants of noised gradients, within a round (by the clients) and across rounds (here).
+
+With τ = 1 there are no two gradients of a client in a round. But a mean update divided by its step sizes is a mean of
+noised gradients, so two rounds give a secant as well, from what the server has anyway, with the noise of all clients
+averaged. Everything here is post-processing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from alidpfl.federation.secants import crossed_noise, inner, squared_norm
+from alidpfl.policies import CurvatureEstimate, pool
+from alidpfl.types import ClientId, ClientPlan, ClientUpdate, SecantSums
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MeanGradient:
+    """The mean noised gradient of a round, the weights where it was taken, and the variance of its coordinates."""
+
+    gradient: Tensor
+    weights: Tensor
+    variance: float
+    step_size: float
+    """Σ η: how much of the gradient the step after it contains."""
+    clients: tuple[ClientId, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureTracker:
+    """State in, state out; `estimate.value` is None while the signal is below its own noise."""
+
+    estimate: CurvatureEstimate = field(default_factory=CurvatureEstimate)
+    last: _MeanGradient | None = None
+
+    def observe(
+        self,
+        before: Tensor,
+        mean_update: Tensor,
+        arrived: Sequence[tuple[float, ClientPlan, ClientUpdate]],
+        sizes: Mapping[ClientId, int],
+    ) -> "CurvatureTracker":
+        """After a round: `arrived` holds each accepted client's share p_i, plan and update."""
+        estimate = self.estimate
+        within = pool([(share, update.secants) for share, _, update in arrived if update.secants is not None])
+        now = _mean_gradient(before, mean_update, arrived, sizes)
+        for sums in (within, _across(self.last, now)):
+            if sums is not None:
+                estimate = estimate.observe(sums)
+        return replace(self, estimate=estimate, last=now)
+
+    def to_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """For a checkpoint: numbers and tensors."""
+        numbers: dict[str, Any] = {"estimate": self.estimate.to_json()}
+        if self.last is None:
+            return numbers, {}
+        last = self.last
+        numbers |= {"variance": last.variance, "step_size": last.step_size, "clients": list(last.clients)}
+        return numbers, {"mean_gradient": self.last.gradient, "mean_gradient_at": self.last.weights}
+
+    @classmethod
+    def from_state(cls, numbers: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> "CurvatureTracker":
+        """From what `to_state` gave."""
+        estimate = CurvatureEstimate.from_json(numbers["estimate"])
+        if "mean_gradient" not in tensors:
+            return cls(estimate=estimate)
+        last = _MeanGradient(
+            gradient=tensors["mean_gradient"],
+            weights=tensors["mean_gradient_at"],
+            variance=numbers["variance"],
+            step_size=numbers["step_size"],
+            clients=tuple(numbers["clients"]),
+        )
+        return cls(estimate=estimate, last=last)
+
+
+def _mean_gradient(
+    before: Tensor,
+    mean_update: Tensor,
+    arrived: Sequence[tuple[float, ClientPlan, ClientUpdate]],
+    sizes: Mapping[ClientId, int],
+) -> _MeanGradient | None:
+    """−(mean update) / Σ η: a mean over clients and steps of noised gradients. None where plans differ in step sizes."""
+    rates = {plan.learning_rates for _, plan, _ in arrived}
+    if len(rates) != 1 or any(plan.release != "step" for _, plan, _ in arrived):
+        return None
+    (learning_rates,) = rates
+    total = sum(learning_rates)
+    spread = sum(rate**2 for rate in learning_rates) / total**2  # 1/τ for equal step sizes
+    variance = sum(
+        (share * plan.noise_multiplier * plan.clip_norm / (plan.sample_rate * sizes[plan.client])) ** 2
+        for share, plan, _ in arrived
+    )
+    return _MeanGradient(
+        gradient=mean_update / -total,
+        weights=before,
+        variance=variance * spread,
+        step_size=total,
+        clients=tuple(plan.client for _, plan, _ in arrived),
+    )
+
+
+def _across(last: _MeanGradient | None, now: _MeanGradient | None) -> SecantSums | None:
+    """The secant between two rounds. Other clients have other gradients: only the same ones can be compared."""
+    if last is None or now is None or last.clients != now.clients:
+        return None
+    num_params, variance = now.gradient.numel(), last.variance + now.variance
+    change, moved = now.gradient - last.gradient, now.weights - last.weights
+    displacement = squared_norm(moved)
+    crossed = crossed_noise(inner(change, moved), displacement, num_params * last.variance, last.step_size)
+    return SecantSums(
+        difference=squared_norm(change),
+        displacement=displacement,
+        noise=num_params * variance + crossed,
+        # 2 d v² is that of ‖N(0, v I)‖². Two rounds running share a gradient (correlation 1/4), which an average of them
+        # feels as half as much again.
+        noise_variance=1.5 * 2 * num_params * variance**2,
+    )

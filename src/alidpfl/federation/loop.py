@@ -1,0 +1,242 @@
+"""THE loop: plan, charge, dispatch, inspect, aggregate, observe, record. `Training.step` is one round of it."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from alidpfl.federation import server
+from alidpfl.federation.curvature import CurvatureTracker
+from alidpfl.federation.planning import BYTES_PER_NUMBER, Observed, RoundPlanner
+from alidpfl.federation.progress import Progress
+from alidpfl.federation.server import ServerSettings, ServerState
+from alidpfl.federation.settings import Engine, FederationSettings
+from alidpfl.methods import Method
+from alidpfl.policies import Decision, Policy
+from alidpfl.privacy import Ledger
+from alidpfl.types import ClientId, ClientPlan, ClientUpdate, RoundRecord, StopReason
+
+
+class Training:
+    """A federated training run, one round at a time."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        method: Method,
+        policy: Policy,
+        ledger: Ledger,
+        sizes: Sequence[int],
+        initial: Tensor,
+        settings: FederationSettings,
+        server_settings: ServerSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Tie the parts together; nothing runs yet.
+
+        Args:
+            engine: trains clients and evaluates models.
+            method: C, σ and the local loss.
+            policy: τ.
+            ledger: every client's account.
+            sizes: records of each client, public by enrolment.
+            initial: (num_params,) the first weights.
+            settings: rounds, limits, step sizes.
+            server_settings: momentum, averaging, quorum.
+            clock: seconds, for the time limit.
+        """
+        self._engine, self._method, self._policy, self._ledger = engine, method, policy, ledger
+        self._sizes = dict(enumerate(sizes))
+        self.settings, self._server_settings = settings, server_settings or ServerSettings()
+        self._clock = clock
+        self._planner = RoundPlanner(
+            method=method,
+            policy=policy,
+            ledger=ledger,
+            sizes=self._sizes,
+            num_params=len(initial),
+            settings=settings,
+        )
+        self.server = ServerState(params=initial)
+        self.progress = Progress()
+        self.stop_reason: StopReason | None = None
+        self._curvature = CurvatureTracker()
+        self._observed = Observed(method_state=method.start())
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        """All rounds that are left."""
+        while (record := self.step()) is not None:
+            yield record
+
+    def step(self) -> RoundRecord | None:
+        """One round; None once a limit is reached, and `stop_reason` says which."""
+        self.stop_reason = self._reason_to_stop()
+        if self.stop_reason is not None:
+            return None
+        started = self._clock()
+        decision, plans = self._planner.plan(self.progress, self._observed)
+        self._charge(plans)  # before dispatch: what is asked for counts as spent, whatever comes back
+        updates = self._dispatch(plans)
+        accepted, rejected = self._inspect(updates, plans)
+        aggregated = len(accepted) >= max(1, math.ceil(self._server_settings.quorum * len(plans)))
+        if aggregated:
+            self._aggregate(accepted, plans)
+        self._advance(plans, len(updates), self._clock() - started)
+        record = self._record(decision, plans, updates, rejected, aggregated)
+        self.stop_reason = self._reason_to_stop()
+        return self._evaluated(record)
+
+    def forfeit_round(self) -> None:
+        """Charge a round that was asked for and lost, without running it: it may have shown something."""
+        if self._reason_to_stop() is None:
+            self._charge(self._planner.plan(self.progress, self._observed)[1])
+
+    @property
+    def params(self) -> Tensor:
+        """(num_params,) the weights to evaluate and hand out."""
+        return self.server.released(self._server_settings)
+
+    @property
+    def covers_everything(self) -> bool:
+        """False if un-noised signals are used: no ε covers the run then."""
+        return not self._policy.needs_raw_signals
+
+    def epsilons(self) -> dict[ClientId, float]:
+        """ε spent by every client, as tight as the accountant can."""
+        return {client: self._ledger.epsilon(client) for client in self._sizes}
+
+    def _reason_to_stop(self) -> StopReason | None:
+        return self._planner.reason_to_stop(self.progress, self._observed.method_state)
+
+    # ----------------------------------------------------------------------------------------- parts of a round
+
+    def _charge(self, plans: Sequence[ClientPlan]) -> None:
+        for plan in plans:
+            self._ledger.charge(plan.client, self._planner.units(plan.steps), plan.noise_multiplier)
+
+    def _dispatch(self, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
+        lost = self._planner.failures(self.progress.round, [plan.client for plan in plans])
+        answering = [plan for plan in plans if plan.client not in lost]
+        return self._engine.train(self.server.params, answering) if answering else []
+
+    def _inspect(
+        self, updates: Sequence[ClientUpdate], plans: Sequence[ClientPlan]
+    ) -> tuple[list[ClientUpdate], dict[ClientId, str]]:
+        by_client = {plan.client: plan for plan in plans}
+        reasons = {
+            u.client: server.reason_to_reject(u, by_client[u.client], self.server.params, self._sizes[u.client])
+            for u in updates
+        }
+        accepted = [u for u in updates if reasons[u.client] is None]
+        return accepted, {client: reason for client, reason in reasons.items() if reason is not None}
+
+    def _aggregate(self, accepted: Sequence[ClientUpdate], plans: Sequence[ClientPlan]) -> None:
+        shares = server.shares(self._sizes, [u.client for u in accepted], self._server_settings.max_client_weight)
+        before = self.server.params
+        mean = server.mean_update(before, accepted, shares)
+        self.server = server.step(self.server, mean, self._server_settings)
+        self._observe(before, mean, accepted, shares, plans)
+
+    def _observe(
+        self,
+        before: Tensor,
+        mean: Tensor,
+        accepted: Sequence[ClientUpdate],
+        shares: Sequence[float],
+        plans: Sequence[ClientPlan],
+    ) -> None:
+        """What the next round's plan may depend on."""
+        by_client = {plan.client: plan for plan in plans}
+        if self._policy.needs_curvature:
+            arrived = [(share, by_client[u.client], u) for share, u in zip(shares, accepted, strict=True)]
+            self._curvature = self._curvature.observe(before, mean, arrived, self._sizes)
+        observed = replace(self._observed, curvature=self._curvature.estimate.value)
+        raw = [(share, u.raw) for share, u in zip(shares, accepted, strict=True) if u.raw is not None]
+        if raw:
+            gap = sum(share * (r.loss_before - r.loss_after) for share, r in raw)
+            curvature = sum(share * r.curvature for share, r in raw)
+            observed = replace(observed, raw_curvature=curvature, raw_heterogeneity=max(0.0, gap))
+        public = self._engine.evaluate(self.params, "validation") if self._method.needs_public_loss else None
+        loss = public.loss if public else None
+        self._observed = replace(observed, method_state=self._method.observe(observed.method_state, accepted, loss))
+
+    def _advance(self, plans: Sequence[ClientPlan], arrived: int, seconds: float) -> None:
+        before, steps = self.progress, max(plan.steps for plan in plans)
+        spent = max(self._ledger.epsilon_bound(plan.client) for plan in plans)
+        self.progress = Progress(
+            round=before.round + 1,
+            local_steps=before.local_steps + steps,
+            previous_steps=steps,
+            bytes=before.bytes + (len(plans) + arrived) * BYTES_PER_NUMBER * len(self.server.params),
+            seconds=before.seconds + seconds,
+            slowest_round=max(before.slowest_round, seconds),
+            epsilon=max(before.epsilon, spent),
+        )
+
+    def _record(
+        self,
+        decision: Decision,
+        plans: Sequence[ClientPlan],
+        updates: Sequence[ClientUpdate],
+        rejected: Mapping[ClientId, str],
+        aggregated: bool,
+    ) -> RoundRecord:
+        arrived = {update.client for update in updates}
+        return RoundRecord(
+            round=plans[0].round,
+            local_steps=decision.local_steps,
+            steps=self.progress.local_steps,
+            why=decision.why,
+            learning_rate=plans[0].learning_rates[0],
+            clip_norm=sum(plan.clip_norm for plan in plans) / len(plans),
+            noise_multiplier=plans[0].noise_multiplier,
+            epsilon=self.progress.epsilon,
+            client_epsilon={plan.client: self._ledger.epsilon_bound(plan.client) for plan in plans},
+            covers_everything=self.covers_everything,
+            dropped=tuple(plan.client for plan in plans if plan.client not in arrived),
+            rejected=rejected,
+            aggregated=aggregated,
+            bytes=self.progress.bytes,
+            curvature=decision.curvature,
+            heterogeneity=decision.heterogeneity,
+        )
+
+    def _evaluated(self, record: RoundRecord) -> RoundRecord:
+        if self.stop_reason is None and self.progress.round % self.settings.evaluate_every:
+            return record
+        found = self._engine.evaluate(self.params, "test")
+        return record if found is None else replace(record, accuracy=found.accuracy, loss=found.loss)
+
+    # ---------------------------------------------------------------------------------------------- checkpoints
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that a later process needs to go on: tensors, and plain values that JSON can hold."""
+        curvature, tensors = self._curvature.to_state()
+        observed = self._observed
+        values = {
+            "progress": self.progress.to_json(),
+            "num_averaged": self.server.num_averaged,
+            "ledger": self._ledger.to_json(),
+            "curvature": curvature,
+            "raw": [observed.raw_curvature, observed.raw_heterogeneity],
+            "method": observed.method_state,
+        }
+        return self.server.tensors() | tensors, values
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.progress = Progress(**values["progress"])
+        self._ledger.restore(values["ledger"])
+        self._curvature = CurvatureTracker.from_state(values["curvature"], tensors)
+        raw_curvature, raw_heterogeneity = values["raw"]
+        self._observed = Observed(
+            method_state=values["method"],
+            curvature=self._curvature.estimate.value,
+            raw_curvature=raw_curvature,
+            raw_heterogeneity=raw_heterogeneity,
+        )
+        self.server = ServerState.restored(tensors, values["num_averaged"])

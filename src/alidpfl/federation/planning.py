@@ -1,0 +1,196 @@
+"""Before a round: may there be one, who takes part, how many steps, at which C, σ and η. Touches no data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alidpfl.errors import ConfigError
+from alidpfl.federation.progress import Progress
+from alidpfl.federation.settings import UNACCOUNTED_SIGNALS, FederationSettings
+from alidpfl.methods import Method
+from alidpfl.policies import Decision, Policy, Situation, learning_rate
+from alidpfl.privacy import Ledger
+from alidpfl.types import ClientId, ClientPlan, Signal, StopReason
+
+BYTES_PER_NUMBER = 4
+_COHORT, _FAILURES = 1, 2  # so that the draws of one kind do not repeat those of another
+_PLENTY = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What earlier rounds told, as far as the next may depend on it."""
+
+    method_state: Mapping[str, Any]
+    curvature: float | None = None
+    """Private; None while it is not resolved."""
+    raw_curvature: float | None = None
+    raw_heterogeneity: float | None = None
+
+
+class RoundPlanner:
+    """Plans rounds from settings, accounts and what was observed."""
+
+    def __init__(
+        self,
+        *,
+        method: Method,
+        policy: Policy,
+        ledger: Ledger,
+        sizes: Mapping[ClientId, int],
+        num_params: int,
+        settings: FederationSettings,
+    ) -> None:
+        """Refuse what no guarantee covers, unless it was asked for by name."""
+        if policy.needs_raw_signals and UNACCOUNTED_SIGNALS not in settings.unsafe:
+            raise ConfigError(
+                f"policy {policy.name!r} has every client upload un-noised gradients and losses, which no epsilon "
+                f'covers; choose "ali", or admit it with unsafe = ["{UNACCOUNTED_SIGNALS}"]'
+            )
+        if method.release == "update" and policy.name != "fixed":
+            raise ConfigError(
+                f"policy {policy.name!r} spreads the steps that a budget pays for, but {method.name} with noise on the "
+                'update is charged by the round; use policy = "fixed"'
+            )
+        self._method, self._policy, self._ledger = method, policy, ledger
+        self._sizes, self._settings = sizes, settings
+        self._drawn = min(settings.clients_per_round or len(sizes), len(sizes))
+        self.round_bytes = 2 * self._drawn * BYTES_PER_NUMBER * num_params
+        self._num_params = num_params
+
+    def reason_to_stop(self, progress: Progress, state: Mapping[str, Any]) -> StopReason | None:
+        """The limit that the next round would cross, if any."""
+        settings = self._settings
+        if progress.round >= settings.max_rounds:
+            return StopReason.MAX_ROUNDS
+        if not self.cohort(progress.round, state):
+            return StopReason.BUDGET
+        # A round may take longer than any before; only the rounds seen so far can tell.
+        if settings.time_limit is not None and progress.seconds + progress.slowest_round > settings.time_limit:
+            return StopReason.TIME_LIMIT
+        if settings.traffic_limit is not None and progress.bytes + self.round_bytes > settings.traffic_limit:
+            return StopReason.TRAFFIC_LIMIT
+        return None
+
+    def plan(self, progress: Progress, observed: Observed) -> tuple[Decision, list[ClientPlan]]:
+        """The next round, clamped to every client's own budget. Nothing is charged yet."""
+        cohort = self.cohort(progress.round, observed.method_state)
+        situation = self._situation(progress, observed, cohort)
+        decision = self._policy.decide(situation)
+        rates = self._learning_rates(progress, situation.max_steps, decision.local_steps)
+        return decision, [self._client_plan(client, progress.round, rates, observed) for client in cohort]
+
+    def cohort(self, round_number: int, state: Mapping[str, Any]) -> list[ClientId]:
+        """The round's clients that can pay for a step, by number. Who is drawn depends on seed and round only."""
+        drawn = list(self._sizes)
+        if self._drawn < len(drawn):
+            random = self._random(_COHORT, round_number)
+            drawn = sorted(random.choice(len(drawn), self._drawn, replace=False).tolist())
+        able = [client for client in drawn if self._affordable(client, state) > 0]
+        if able or len(drawn) == len(self._sizes):
+            return able
+        # Nobody of those drawn can pay any more: whoever still can takes their place.
+        others = (client for client in self._sizes if self._affordable(client, state) > 0)
+        return [client for client, _ in zip(others, drawn, strict=False)]
+
+    def failures(self, round_number: int, clients: Sequence[ClientId]) -> set[ClientId]:
+        """Simulated: who never answers in this round, or too late."""
+        random = self._random(_FAILURES, round_number)
+        drops = random.random(len(clients)) < self._settings.dropout_rate
+        lags = random.random(len(clients)) < self._settings.straggler_rate
+        return {client for client, failed in zip(clients, drops | lags, strict=True) if failed}
+
+    def units(self, steps: int) -> int:
+        """What the ledger counts: steps, or rounds where the noise goes on the update."""
+        return 1 if self._method.release == "update" else steps
+
+    def _affordable(self, client: ClientId, state: Mapping[str, Any]) -> int:
+        return self._ledger.affordable_steps(client, self._method.numbers(state, client).noise_multiplier)
+
+    def _situation(self, progress: Progress, observed: Observed, cohort: Sequence[ClientId]) -> Situation:
+        settings, sizes = self._settings, self._sizes.values()
+        numbers = [self._method.numbers(observed.method_state, client) for client in cohort]
+        return Situation(
+            round=progress.round,
+            max_rounds=self._rounds_possible(progress),
+            max_steps=progress.local_steps + self._steps_left(progress, observed.method_state, cohort),
+            steps_spent=progress.local_steps,
+            previous_steps=progress.previous_steps,
+            num_params=self._num_params,
+            clip_norm=sum(n.clip_norm for n in numbers) / len(numbers),
+            noise_multiplier=numbers[0].noise_multiplier,
+            sample_rate=settings.sample_rate,
+            learning_rate=settings.learning_rate,
+            expected_batch_size=settings.sample_rate * min(sizes),
+            weight_concentration=sum((size / sum(sizes)) ** 2 for size in sizes),
+            heterogeneity=settings.heterogeneity,
+            curvature=observed.curvature,
+            raw_curvature=observed.raw_curvature,
+            raw_heterogeneity=observed.raw_heterogeneity,
+        )
+
+    def _steps_left(self, progress: Progress, state: Mapping[str, Any], cohort: Sequence[ClientId]) -> int:
+        """Local steps that the federation can still run: R_c − Σ τ where everybody takes part in every round.
+
+        Where a share m/N takes part, an average client has run m/N of Σ τ, so R_c N/m are there in all; whoever is
+        drawn more often than that is cut by its own account.
+        """
+        if self._method.release == "update":
+            return _PLENTY  # rounds are what is charged there
+        most = max(self._affordable(client, state) for client in cohort)
+        if self._drawn == len(self._sizes):
+            return most
+        client = max(cohort, key=lambda client: self._affordable(client, state))
+        budget = self._ledger.steps_spent(client) + most
+        return max(1, budget * len(self._sizes) // self._drawn - progress.local_steps)
+
+    def _rounds_possible(self, progress: Progress) -> int:
+        """R_s, or fewer where traffic or time will end first."""
+        settings, possible = self._settings, self._settings.max_rounds
+        if settings.traffic_limit is not None:
+            possible = min(possible, progress.round + (settings.traffic_limit - progress.bytes) // self.round_bytes)
+        if settings.time_limit is not None and progress.seconds > 0:
+            left = (settings.time_limit - progress.seconds) * progress.round / progress.seconds
+            possible = min(possible, progress.round + int(left))
+        return int(max(possible, progress.round + 1))
+
+    def _learning_rates(self, progress: Progress, max_steps: int, local_steps: int) -> tuple[float, ...]:
+        """η of each step of the round: progress is the share used up of the scarcer budget, steps or rounds."""
+        settings = self._settings
+
+        def used(step: int) -> float:
+            by_rounds = (progress.round + step / local_steps) / settings.max_rounds
+            by_steps = (progress.local_steps + step) / max_steps
+            return min(1.0, max(by_rounds, by_steps))
+
+        return tuple(learning_rate(settings.schedule, settings.learning_rate, used(j)) for j in range(local_steps))
+
+    def _client_plan(
+        self, client: ClientId, round_number: int, rates: tuple[float, ...], observed: Observed
+    ) -> ClientPlan:
+        numbers = self._method.numbers(observed.method_state, client)
+        if self._method.release == "step":  # each client's own account has the last word
+            rates = rates[: self._affordable(client, observed.method_state)]
+        return ClientPlan(
+            client=client,
+            round=round_number,
+            sample_rate=self._settings.sample_rate,
+            noise_multiplier=numbers.noise_multiplier,
+            clip_norm=numbers.clip_norm,
+            learning_rates=rates,
+            release=self._method.release,
+            signals=self._signals(),
+        )
+
+    def _signals(self) -> frozenset[Signal]:
+        wanted = set(self._method.signals)
+        if self._policy.needs_raw_signals:
+            wanted.add("raw")
+        if self._policy.needs_curvature:
+            wanted.add("secants")
+        return frozenset(wanted)
+
+    def _random(self, kind: int, round_number: int) -> np.random.Generator:
+        return np.random.default_rng([self._settings.seed, kind, round_number])

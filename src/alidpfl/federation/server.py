@@ -1,0 +1,125 @@
+"""The server's step: refuse bad updates, average the rest, move the model. It trusts no client."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from alidpfl.errors import ConfigError
+from alidpfl.types import ClientId, ClientPlan, ClientUpdate
+
+_NOISE_SPREAD = 1.5  # ‖N(0, I_d)‖ exceeds 1.5 √d + 10 in no honest run
+_NOISE_OFFSET = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """How updates become the next model. The default is plain federated averaging."""
+
+    momentum: float = 0.0
+    """Heavy ball on the mean update; 0 switches it off."""
+    averaging: float = 0.0
+    """Exponential moving average of the model for evaluation and release: weight of the past; 0 switches it off."""
+    quorum: float = 0.5
+    """Least share of a round's clients whose updates must arrive for the model to move."""
+    max_client_weight: float = 1.0
+    """Cap on one client's share of the average."""
+
+    def __post_init__(self) -> None:
+        for name in ("momentum", "averaging"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be in [0, 1)")
+        for name in ("quorum", "max_client_weight"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be in (0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerState:
+    """The model and what the server remembers beside it."""
+
+    params: Tensor
+    velocity: Tensor | None = None
+    average: Tensor | None = None
+    num_averaged: int = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        named = {"params": self.params, "velocity": self.velocity, "average": self.average}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], num_averaged: int) -> "ServerState":
+        """From what `tensors` gave."""
+        return cls(
+            params=tensors["params"],
+            velocity=tensors.get("velocity"),
+            average=tensors.get("average"),
+            num_averaged=num_averaged,
+        )
+
+    def released(self, settings: ServerSettings) -> Tensor:
+        """The weights to evaluate and hand out."""
+        if self.average is None:
+            return self.params
+        # An average that starts at zero is too small by this factor (as in Adam).
+        return self.average / (1 - settings.averaging**self.num_averaged)
+
+
+def reason_to_reject(update: ClientUpdate, plan: ClientPlan, before: Tensor, num_records: int) -> str | None:
+    """Why the server must not average this update; None if it may.
+
+    Every message is made of public numbers. The limit on the size is one that no honest client can cross, so that it
+    says nothing about the data.
+    """
+    params = update.params
+    if params.shape != before.shape or params.dtype != before.dtype:
+        return f"shape {tuple(params.shape)} and dtype {params.dtype}, not {tuple(before.shape)} and {before.dtype}"
+    moved = float((params - before).double().norm())
+    if not math.isfinite(moved):
+        return "values that are not finite"
+    if moved > (limit := largest_honest_update(plan, len(before), num_records)):
+        return f"an update longer than {limit:.3g}, the most that its plan allows"
+    return None
+
+
+def largest_honest_update(plan: ClientPlan, num_params: int, num_records: int) -> float:
+    """Longest update that the plan can give: every record in every batch at norm C, and all of the noise."""
+    noise = plan.noise_multiplier * (_NOISE_SPREAD * math.sqrt(num_params) + _NOISE_OFFSET)
+    if plan.release == "update":
+        return plan.clip_norm * (1 + 2 * noise)
+    one_step = plan.clip_norm * (num_records + noise) / (plan.sample_rate * num_records)
+    return sum(plan.learning_rates) * one_step * (1 + 1e-3)  # rounding of the weights
+
+
+def shares(sizes: Mapping[ClientId, int], clients: Sequence[ClientId], cap: float) -> list[float]:
+    """p_i = |D_i| / Σ|D_j| over these clients, each at most `cap` of the sum before it is shared out again."""
+    total = sum(sizes[client] for client in clients)
+    capped = [min(sizes[client] / total, cap) for client in clients]
+    return [share / sum(capped) for share in capped]
+
+
+@torch.no_grad()
+def mean_update(before: Tensor, updates: Sequence[ClientUpdate], weights: Sequence[float]) -> Tensor:
+    """Σ p_i (w_i − w), summed in the order given so that a rerun gives the same bits."""
+    total = torch.zeros_like(before)
+    for update, weight in zip(updates, weights, strict=True):
+        total.add_(update.params - before, alpha=weight)
+    return total
+
+
+@torch.no_grad()
+def step(state: ServerState, update: Tensor, settings: ServerSettings) -> ServerState:
+    """The next model: w ← w + v, v ← momentum · v + mean update."""
+    velocity = state.velocity
+    if settings.momentum:
+        velocity = update if velocity is None else velocity * settings.momentum + update
+        update = velocity
+    params = state.params + update
+    if not settings.averaging:
+        return replace(state, params=params, velocity=velocity)
+    past = torch.zeros_like(params) if state.average is None else state.average
+    average = past * settings.averaging + params * (1 - settings.averaging)
+    return ServerState(params=params, velocity=velocity, average=average, num_averaged=state.num_averaged + 1)

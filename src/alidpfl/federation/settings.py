@@ -1,0 +1,83 @@
+"""The numbers of a federation, and what the loop asks of an engine."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from torch import Tensor
+
+from alidpfl.errors import ConfigError
+from alidpfl.types import ClientPlan, ClientUpdate
+
+UNACCOUNTED_SIGNALS = "unaccounted-signals"
+
+Part: TypeAlias = Literal["test", "validation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationSettings:
+    """How long, with whom, and how often to look."""
+
+    max_rounds: int
+    """R_s."""
+    sample_rate: float
+    """q."""
+    learning_rate: float
+    """η₀."""
+    schedule: str = "constant"
+    """How η falls: constant, late_decay, linear or cosine."""
+    clients_per_round: int | None = None
+    """How many take part in a round, drawn at random; None for all."""
+    heterogeneity: float = 1.0
+    """Γ of Lemma 2."""
+    time_limit: float | None = None
+    """Seconds: the run stops before the round that would cross them."""
+    traffic_limit: int | None = None
+    """Bytes, both directions: likewise."""
+    dropout_rate: float = 0.0
+    """Simulated: probability that a client never answers in a round."""
+    straggler_rate: float = 0.0
+    """Simulated: probability that a client's answer comes too late."""
+    evaluate_every: int = 10
+    """Rounds between two looks at the test set; the last round is always evaluated."""
+    seed: int = 0
+    """Of everything that the server draws: cohorts and simulated failures."""
+    unsafe: frozenset[str] = frozenset()
+    """{"unaccounted-signals"} admits policies that look at un-noised signals."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_rounds", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("dropout_rate", "straggler_rate"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be in [0, 1)")
+        for name in ("time_limit", "traffic_limit", "clients_per_round"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name}={value} must be greater than 0; leave it out for none")
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"learning_rate={self.learning_rate} must be greater than 0")
+        unknown = self.unsafe - {UNACCOUNTED_SIGNALS}
+        if unknown:
+            raise ConfigError(f"unsafe={sorted(unknown)} is unknown; it may name {UNACCOUNTED_SIGNALS!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Of a model on data that is not private."""
+
+    accuracy: float
+    """%."""
+    loss: float
+
+
+class Engine(Protocol):
+    """How plans reach clients. Everything else is the same everywhere."""
+
+    def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
+        """Have these clients trained from `params`; the updates that came, in the plans' order."""
+
+    def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
+        """Accuracy and loss of these weights; None if there is no such data."""

@@ -1,0 +1,87 @@
+"""Adap DP-FL (Fu et al. 2022, arXiv 2211.15893): the clip norm follows each client's gradients, the noise the loss.
+
+- C of client i in round t is α times the mean norm of its own *noised* gradients of round t−1, with the noise's share
+  taken off (else it would grow by σ√d/B every round), kept within [C_min, C_max].
+- When the loss on public validation data has fallen three times running, σ ← βσ. σ then depends on outputs, so the
+  budget is kept by a Rényi filter.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from alidpfl.dpsgd import cross_entropy
+from alidpfl.errors import ConfigError
+from alidpfl.methods.method import Numbers, State
+from alidpfl.methods.objective import Objective
+from alidpfl.types import ClientId, ClientUpdate, Release, Signal
+
+_FALLS = 3  # in a row
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapDpfl:
+    """State: `clip_norms` by client, `noise_multiplier`, and the last public losses."""
+
+    clip_norm: float
+    """C of the first round."""
+    noise_multiplier: float
+    """σ of the first round."""
+    clip_factor: float = 1.0
+    """α."""
+    noise_decay: float = 0.999
+    """β."""
+    smallest_clip_norm: float = 0.01
+    largest_clip_norm: float = 10.0
+    name: str = "adap_dpfl"
+    release: Release = "step"
+    signals: frozenset[Signal] = frozenset({"gradient_norm"})
+    adapts_noise: bool = True
+    needs_public_loss: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.noise_decay <= 1:
+            raise ConfigError(f"noise_decay={self.noise_decay} must be in (0, 1]")
+        if not self.clip_factor > 0:
+            raise ConfigError(f"clip_factor={self.clip_factor} must be greater than 0")
+        if not 0 < self.smallest_clip_norm <= self.clip_norm <= self.largest_clip_norm:
+            raise ConfigError(
+                f"clip_norm={self.clip_norm} must lie between smallest_clip_norm={self.smallest_clip_norm} and "
+                f"largest_clip_norm={self.largest_clip_norm}"
+            )
+
+    def objective(self, model: nn.Module) -> Objective:
+        """Plain cross-entropy."""
+        return Objective(model=model, loss=cross_entropy)
+
+    def start(self) -> State:
+        """Everybody at the first C; no loss seen."""
+        return {"clip_norms": {}, "noise_multiplier": self.noise_multiplier, "losses": []}
+
+    def numbers(self, state: Mapping[str, Any], client: ClientId) -> Numbers:
+        """The client's own C, everybody's σ."""
+        clip_norm = state["clip_norms"].get(str(client), self.clip_norm)
+        return Numbers(clip_norm=clip_norm, noise_multiplier=state["noise_multiplier"])
+
+    def observe(
+        self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None
+    ) -> State:
+        """Follow the gradients' norms; lower σ after three falls of the public loss, then count anew."""
+        clip_norms = dict(state["clip_norms"])
+        for update in updates:
+            if update.gradient_norm is not None:
+                clip_norms[str(update.client)] = self._clamped(self.clip_factor * update.gradient_norm)
+        losses = [*state["losses"], public_loss] if public_loss is not None else list(state["losses"])
+        noise_multiplier = state["noise_multiplier"]
+        losses = losses[-(_FALLS + 1) :]
+        if len(losses) == _FALLS + 1 and all(b < a for a, b in zip(losses, losses[1:], strict=False)):
+            noise_multiplier *= self.noise_decay
+            losses = losses[-1:]
+        return {"clip_norms": clip_norms, "noise_multiplier": noise_multiplier, "losses": losses}
+
+    def _clamped(self, clip_norm: float) -> float:
+        # `min` first: a NaN from a lying client compares false and must not become a clip norm.
+        bounded = min(self.largest_clip_norm, clip_norm) if clip_norm >= 0 else self.smallest_clip_norm
+        return max(self.smallest_clip_norm, bounded)

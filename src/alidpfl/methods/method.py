@@ -1,0 +1,59 @@
+"""What a method of the literature may vary: the numbers of a client's plan, and the local loss. The loop is one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+
+from alidpfl.methods.objective import Objective
+from alidpfl.types import ClientId, ClientUpdate, Release, Signal
+
+State = dict[str, Any]
+"""A method's memory: plain values that JSON can hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """C and σ of one client's next round."""
+
+    clip_norm: float
+    noise_multiplier: float
+
+
+class Method(Protocol):
+    """A method: pure functions over a small state. Everything it sees is public or noised."""
+
+    @property
+    def name(self) -> str:
+        """As in a configuration."""
+
+    @property
+    def release(self) -> Release:
+        """Noise on every step, or on a round's update."""
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        """What it needs of the clients beside their weights."""
+
+    @property
+    def adapts_noise(self) -> bool:
+        """True if σ depends on outputs, so that only a Rényi filter accounts for it."""
+
+    @property
+    def needs_public_loss(self) -> bool:
+        """True if it looks at the loss on public data after every round."""
+
+    def objective(self, model: nn.Module) -> Objective:
+        """What the clients train. May wrap or copy `model`, keeping its trained parameters and their order."""
+
+    def start(self) -> State:
+        """The memory before the first round."""
+
+    def numbers(self, state: Mapping[str, Any], client: ClientId) -> Numbers:
+        """C and σ for this client's next round."""
+
+    def observe(
+        self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None
+    ) -> State:
+        """The memory after a round."""

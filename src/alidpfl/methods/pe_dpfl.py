@@ -1,0 +1,127 @@
+"""PE-DPFL (IEEE IoT-J 9(23), 10.1109/JIOT.2022.3189361): a regulariser that perturbs the classifier. A RECONSTRUCTION.
+
+No full text or code is public. Ours: the per-sample loss is ℓ(φ, c) + λ · mean_u [ℓ(φ, c + u) − ℓ(φ, c)], with φ the
+features, c the last linear layer, u ~ N(0, s² I). Two variants:
+
+- `dpsgd` (the default, comparable with the others): DP-SGD on that loss.
+- `output`: plain SGD on that loss, the whole update clipped to S and noised once a round with N(0, σ²(2S)² I).
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from alidpfl.dpsgd import RandomStream, cross_entropy
+from alidpfl.errors import ConfigError, UnsupportedModelError
+from alidpfl.methods.method import Numbers, State
+from alidpfl.methods.objective import Objective
+from alidpfl.types import ClientId, ClientUpdate, Release, Signal
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeDpfl:
+    """DP-SGD, or a noised update, on the perturbed loss."""
+
+    clip_norm: float
+    """C of `dpsgd`, S of `output`."""
+    noise_multiplier: float
+    regularisation: float = 0.5
+    """λ."""
+    perturbation: float = 0.05
+    """s, the standard deviation of the classifier's perturbation."""
+    draws: int = 1
+    """How many u a step."""
+    variant: Literal["dpsgd", "output"] = "dpsgd"
+    name: str = "pe_dpfl"
+    signals: frozenset[Signal] = frozenset()
+    adapts_noise: bool = False
+    needs_public_loss: bool = False
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise ConfigError(f"draws={self.draws} must be at least 1")
+        for name in ("regularisation", "perturbation"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
+        if self.variant not in ("dpsgd", "output"):
+            raise ConfigError(f"variant={self.variant!r} must be 'dpsgd' or 'output'")
+
+    @property
+    def release(self) -> Release:
+        """Noise on steps, or on the update."""
+        return "update" if self.variant == "output" else "step"
+
+    def objective(self, model: nn.Module) -> Objective:
+        """A copy of the model whose last linear layer also answers perturbed."""
+        perturbed, head = _with_perturbed_head(model, self.draws)
+
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:  # (B, 1 + draws, classes), (B,)
+            plain = cross_entropy(outputs[:, 0], targets)
+            moved = [cross_entropy(outputs[:, 1 + draw], targets) for draw in range(self.draws)]
+            return plain + self.regularisation * (torch.stack(moved).mean(0) - plain)
+
+        return Objective(
+            model=perturbed, loss=loss, before_step=lambda random: head.draw(self.perturbation, random)
+        )
+
+    def start(self) -> State:
+        """Nothing to remember."""
+        return {}
+
+    def numbers(self, state: Mapping[str, Any], client: ClientId) -> Numbers:
+        """The same for everybody, always."""
+        return Numbers(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
+
+    def observe(
+        self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None
+    ) -> State:
+        """Nothing to learn."""
+        return dict(state)
+
+
+class _PerturbedHead(nn.Module):
+    """The classifier c, and beside it c + u: (B, features) to (B, 1 + draws, classes).
+
+    (c + u)(φ) = c(φ) + u(φ): the perturbation is a frozen layer of its own, so that c is used once and its per-sample
+    gradients stay exact.
+    """
+
+    def __init__(self, classifier: nn.Linear, draws: int) -> None:
+        super().__init__()
+        self.classifier = classifier
+        self.perturbations = nn.ModuleList(
+            nn.Linear(classifier.in_features, classifier.out_features).requires_grad_(False) for _ in range(draws)
+        )
+        for perturbation in self.perturbations:
+            for parameter in perturbation.parameters():
+                nn.init.zeros_(parameter)
+
+    def forward(self, features: Tensor) -> Tensor:
+        plain = self.classifier(features)
+        return torch.stack([plain, *(plain + u(features) for u in self.perturbations)], dim=1)
+
+    @torch.no_grad()
+    def draw(self, deviation: float, random: RandomStream) -> None:
+        """New perturbations. They do not depend on the data."""
+        for parameter in self.perturbations.parameters():
+            noise = random.normal(parameter.numel()).view(parameter.shape)
+            parameter.copy_(noise * deviation)
+
+
+def _with_perturbed_head(model: nn.Module, draws: int) -> tuple[nn.Module, _PerturbedHead]:
+    wrapped = copy.deepcopy(model)
+    if isinstance(wrapped, nn.Linear):
+        head = _PerturbedHead(wrapped, draws)
+        return head, head
+    linear = [(name, m) for name, m in wrapped.named_modules() if isinstance(m, nn.Linear)]
+    if not linear:
+        raise UnsupportedModelError("pe_dpfl perturbs the last nn.Linear, and this model has none; use another method")
+    name, classifier = linear[-1]
+    parent_name, _, attribute = name.rpartition(".")
+    head = _PerturbedHead(classifier, draws)
+    setattr(wrapped.get_submodule(parent_name), attribute, head)
+    return wrapped, head

@@ -1,0 +1,29 @@
+"""Small models for inputs of any shape."""
+
+import math
+
+from torch import nn
+
+from alidpfl.errors import ConfigError
+
+
+def linear(input_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Softmax regression on the flattened input: the convex case.
+
+    >>> sum(p.numel() for p in linear((60,), 10).parameters())
+    610
+    """
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
+
+
+def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int = 128) -> nn.Sequential:
+    """One hidden layer with ReLU on the flattened input.
+
+    >>> sum(p.numel() for p in mlp((1, 28, 28), 10, hidden=128).parameters())
+    101770
+    """
+    if hidden < 1:
+        raise ConfigError(f"hidden={hidden} must be at least 1")
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
+    )

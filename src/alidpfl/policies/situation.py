@@ -1,0 +1,141 @@
+"""What a policy sees before a round and what it answers. Plain values: a policy keeps no state of its own."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+from alidpfl.privacy import checks
+
+MOST = 10**12
+"""Largest count that is taken for a count; above it is a wrong unit."""
+
+_TINIEST, _LARGEST = 1e-9, 1e9
+"""Scale of a clip norm. Its square divides and multiplies, and must neither vanish nor overflow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """All that a policy may look at before a round: public, or post-processing of noised quantities (but for raw_*).
+
+    The settings are checked here. The signals (`curvature`, `raw_curvature`, `raw_heterogeneity`) are not, because
+    they are measured: a policy must live with any value of them.
+    """
+
+    round: int
+    """k, from 0."""
+    max_rounds: int
+    """R_s, already reduced where a time or traffic limit is tighter."""
+    max_steps: int
+    """R_c of one client."""
+    steps_spent: int
+    """Local steps so far of the client who ran most."""
+    previous_steps: int
+    """τ of the last round; 0 before the first."""
+    participation: float = 1.0
+    """Share of the clients that take part in a round, in (0, 1]."""
+    num_params: int
+    """d."""
+    clip_norm: float
+    """C."""
+    noise_multiplier: float
+    """σ; 0 where nothing is private."""
+    sample_rate: float
+    """q."""
+    learning_rate: float
+    """η of the next step."""
+    expected_batch_size: float
+    """B̂, the smallest q·n over the clients; floored at 1 where it is used."""
+    weight_concentration: float
+    """Σ p_i²."""
+    heterogeneity: float
+    """Γ, a setting."""
+    curvature: float | None = None
+    """Private μ; None while it is not resolved above its own noise."""
+    raw_curvature: float | None = None
+    """Un-noised μ, NOT private: for `paper` and `reference` only."""
+    raw_heterogeneity: float | None = None
+    """Un-noised Γ, NOT private: for `reference` only."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("round", 0), ("max_rounds", 1), ("max_steps", 1), ("steps_spent", 0)):
+            checks.whole(name, getattr(self, name), low=low, high=MOST)
+        checks.whole("previous_steps", self.previous_steps, low=0, high=MOST)
+        checks.whole("num_params", self.num_params, low=1, high=MOST)
+        unit = f"must be between {_TINIEST:g} and {_LARGEST:g}; is its unit right?"
+        checks.between("clip_norm", self.clip_norm, _TINIEST, _LARGEST, rule=unit)
+        checks.between("noise_multiplier", self.noise_multiplier, 0, _LARGEST, rule="must be 0 or more")
+        for name in ("participation", "sample_rate", "weight_concentration"):
+            _positive(name, getattr(self, name), most=1, rule="must be in (0, 1]")
+        _positive("learning_rate", self.learning_rate, most=math.inf, rule="must be above 0")
+        _positive("expected_batch_size", self.expected_batch_size, most=MOST, rule="must be above 0: q·n, not a rate")
+        checks.between("heterogeneity", self.heterogeneity, 0, MOST, rule="must be 0 (IID) or more")
+
+    @property
+    def steps_left(self) -> int:
+        """Local steps that the client who ran most can still pay for."""
+        return max(0, self.max_steps - self.steps_spent)
+
+    @property
+    def rounds_left(self) -> int:
+        """Rounds to come, this one included: at least 1, since this one is being planned."""
+        return max(1, self.max_rounds - self.round)
+
+    @property
+    def share(self) -> Fraction:
+        """`participation` as the fraction that was meant: 0.1 is 1/10, so that floors do not fall one short."""
+        return max(Fraction(self.participation).limit_denominator(10**6), Fraction(1, 10**6))
+
+    @property
+    def batch_size(self) -> float:
+        """B̂ floored at 1: below, V explodes and every rule answers 1 whatever the rest says."""
+        return max(1.0, self.expected_batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What a policy answers: τ, and the reason in a few words for the record."""
+
+    local_steps: int
+    why: str
+    curvature: float | None = None
+    """μ as the policy used it; None where it used none."""
+    heterogeneity: float | None = None
+    """Γ as the policy used it; None where it used none."""
+
+
+class Policy(Protocol):
+    """Chooses τ. Pure: equal situations get equal decisions."""
+
+    @property
+    def name(self) -> str:
+        """As in `POLICIES`."""
+        ...
+
+    @property
+    def needs_raw_signals(self) -> bool:
+        """True where it reads un-noised signals, which no (ε, δ) covers."""
+        ...
+
+    @property
+    def needs_curvature(self) -> bool:
+        """True where it reads the private `curvature`, which must then be estimated."""
+        ...
+
+    def decide(self, situation: Situation) -> Decision:
+        """τ of the round, with 1 <= τ <= steps_left; ConfigError where no step is left."""
+        ...
+
+
+def usable(signal: float | None) -> float | None:
+    """A measured μ that can be computed with, else None: it must be finite and above 0.
+
+    >>> usable(0.07), usable(float("nan")), usable(-1.0)
+    (0.07, None, None)
+    """
+    return signal if signal is not None and 0 < signal < math.inf else None
+
+
+def _positive(name: str, value: object, *, most: float, rule: str) -> None:
+    number = checks.real(name, value, rule=rule)
+    checks.real(name, number, valid=0 < number <= most, rule=rule)

@@ -1,0 +1,187 @@
+"""What every client has spent, and what it can still afford. The rule of all of them: charge before the work is sent.
+
+Sample-level privacy is each client's own: its ε counts its own steps, never a sum over clients. A charge is not given
+back, whatever becomes of the work: a client that drops out may have released what was asked of it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from alidpfl.errors import BudgetExceededError
+from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps
+from alidpfl.privacy.budget import PrivacyBudget
+from alidpfl.privacy.filter import RdpFilter
+from alidpfl.privacy.mechanisms import GaussianRelease, Mechanism, SampledGaussian
+
+ClientId = int
+
+
+class Ledger(Protocol):
+    """What the training loop asks of the accounts. Noise and sampling rate are those of the next step."""
+
+    def affordable_steps(self, client: ClientId, noise_multiplier: float) -> int:
+        """How many more steps the client can pay for; 0 if none."""
+
+    def charge(self, client: ClientId, steps: int, noise_multiplier: float) -> None:
+        """Book `steps` steps; BudgetExceededError, and nothing booked, if that would cross the client's budget."""
+
+    def steps_spent(self, client: ClientId) -> int:
+        """Steps booked so far."""
+
+    def epsilon_bound(self, client: ClientId) -> float:
+        """ε spent so far, from above and quickly; never more than the budget."""
+
+    def epsilon(self, client: ClientId) -> float:
+        """ε spent so far, as tight as the accountant can."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What a checkpoint must keep."""
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Take over what `to_json` gave."""
+
+
+class PlannedLedger:
+    """Noise and sampling rate fixed in advance, so that any accountant applies; R_c is the same for every client.
+
+    The number of steps in a round may depend on outputs: R_c bounds their sum whatever they are.
+
+    >>> ledger = PlannedLedger(PrivacyBudget(epsilon=2.0, delta=1e-5), 0.015, 1.1, accountant="rdp-paper")
+    >>> ledger.charge(0, 300, 1.1)
+    >>> ledger.affordable_steps(0, 1.1), ledger.affordable_steps(1, 1.1)
+    (14, 314)
+    """
+
+    def __init__(
+        self,
+        budget: PrivacyBudget,
+        sample_rate: float,
+        noise_multiplier: float,
+        *,
+        accountant: str = "pld",
+        releases: tuple[GaussianRelease, ...] = (),
+    ) -> None:
+        """Every client is charged `releases` first, then steps of one kind (sample_rate=1: noise on whole updates)."""
+        self.max_steps = max_steps(
+            budget, sample_rate, noise_multiplier, accountant=accountant, already_spent=releases
+        )
+        self._budget, self._accountant, self._releases = budget, accountant, releases
+        self._sample_rate, self._noise_multiplier = sample_rate, noise_multiplier
+        self._steps: Counter[ClientId] = Counter()
+
+    def affordable_steps(self, client: ClientId, noise_multiplier: float) -> int:
+        """How many more steps the client can pay for."""
+        self._check_noise(noise_multiplier)
+        return self.max_steps - self._steps[client]
+
+    def charge(self, client: ClientId, steps: int, noise_multiplier: float) -> None:
+        """Book `steps` steps, or refuse."""
+        if steps > (left := self.affordable_steps(client, noise_multiplier)):
+            raise BudgetExceededError(
+                f"client {client} cannot pay for {steps} steps: {left} of {self.max_steps} are left of "
+                f"epsilon={self._budget.epsilon:g}; plan at most affordable_steps"
+            )
+        if steps < 0:  # a refund: whoever can ask for one has no budget
+            raise BudgetExceededError(f"steps={steps} must not be negative: nothing is given back")
+        self._steps[client] += steps
+
+    def steps_spent(self, client: ClientId) -> int:
+        """Steps booked so far."""
+        return self._steps[client]
+
+    def epsilon_bound(self, client: ClientId) -> float:
+        """ε spent so far, from above."""
+        spent = self._mechanisms(client)
+        return min(epsilon_bound(spent, self._budget.delta, self._accountant), self._budget.epsilon)
+
+    def epsilon(self, client: ClientId) -> float:
+        """ε spent so far."""
+        return epsilon(self._mechanisms(client), self._budget.delta, self._accountant)
+
+    def to_json(self) -> dict[str, Any]:
+        """Steps by client."""
+        return {"steps": {str(client): steps for client, steps in sorted(self._steps.items())}}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Take over what `to_json` gave."""
+        self._steps = Counter({int(client): int(steps) for client, steps in values["steps"].items()})
+
+    def _mechanisms(self, client: ClientId) -> list[Mechanism]:
+        steps = self._steps[client]
+        if steps == 0:
+            return list(self._releases)
+        step = SampledGaussian(
+            sample_rate=self._sample_rate, noise_multiplier=self._noise_multiplier, steps=steps
+        )
+        return [*self._releases, step]
+
+    def _check_noise(self, noise_multiplier: float) -> None:
+        if noise_multiplier != self._noise_multiplier:
+            raise BudgetExceededError(
+                f"noise_multiplier={noise_multiplier} is not the {self._noise_multiplier} that this ledger was planned "
+                "with; noise that changes from round to round needs a FilteredLedger"
+            )
+
+
+class FilteredLedger:
+    """Noise chosen by looking at outputs (Adap DP-FL): one Rényi filter a client."""
+
+    def __init__(
+        self,
+        budget: PrivacyBudget,
+        sample_rate: float,
+        noise_multiplier: float,
+        *,
+        releases: tuple[GaussianRelease, ...] = (),
+    ) -> None:
+        """The filter's order is the one that allows most steps at the noise that is public in advance."""
+        fresh = RdpFilter.for_plan(budget, sample_rate, noise_multiplier)
+        for release in releases:
+            fresh = fresh.charge(release)
+        self._fresh = fresh
+        self.max_steps = fresh.affordable_steps(sample_rate, noise_multiplier)
+        self._sample_rate = sample_rate
+        self._filters: dict[ClientId, RdpFilter] = {}
+        self._steps: Counter[ClientId] = Counter()
+
+    def affordable_steps(self, client: ClientId, noise_multiplier: float) -> int:
+        """How many more steps at this noise the client can pay for."""
+        return self._filter(client).affordable_steps(self._sample_rate, noise_multiplier)
+
+    def charge(self, client: ClientId, steps: int, noise_multiplier: float) -> None:
+        """Book `steps` steps at this noise, or refuse."""
+        step = SampledGaussian(sample_rate=self._sample_rate, noise_multiplier=noise_multiplier, steps=steps)
+        self._filters[client] = self._filter(client).charge(step)
+        self._steps[client] += steps
+
+    def steps_spent(self, client: ClientId) -> int:
+        """Steps booked so far."""
+        return self._steps[client]
+
+    def epsilon_bound(self, client: ClientId) -> float:
+        """ε spent so far: the filter's own is quick."""
+        return self.epsilon(client)
+
+    def epsilon(self, client: ClientId) -> float:
+        """ε spent so far."""
+        return self._filter(client).epsilon_spent
+
+    def to_json(self) -> dict[str, Any]:
+        """Rényi divergence and steps by client."""
+        return {
+            "rdp_spent": {str(client): f.rdp_spent for client, f in sorted(self._filters.items())},
+            "steps": {str(client): steps for client, steps in sorted(self._steps.items())},
+        }
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Take over what `to_json` gave."""
+        fresh = self._fresh
+        self._filters = {
+            int(client): RdpFilter(budget=fresh.budget, order=fresh.order, rdp_spent=float(spent))
+            for client, spent in values["rdp_spent"].items()
+        }
+        self._steps = Counter({int(client): int(steps) for client, steps in values["steps"].items()})
+
+    def _filter(self, client: ClientId) -> RdpFilter:
+        return self._filters.get(client, self._fresh)

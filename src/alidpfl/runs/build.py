@@ -1,0 +1,233 @@
+"""From a Config to a Federation: load the data, split them, make the model, calibrate the noise."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alidpfl.data import Dataset, held_out_rows, load
+from alidpfl.data.partition import dirichlet, iid, small_clients
+from alidpfl.engines.federation import Federation, ledger_for
+from alidpfl.engines.runner import SimulationData
+from alidpfl.errors import ConfigError
+from alidpfl.federation.server import ServerSettings
+from alidpfl.federation.settings import FederationSettings, Part
+from alidpfl.methods import DEFAULT_POLICIES, Method, make_method
+from alidpfl.models import linear, mlp, paper_cnn
+from alidpfl.policies import Policy, heterogeneity_for, make_policy
+from alidpfl.privacy import PrivacyBudget, noise_multiplier_for
+from alidpfl.runs.config import Config
+
+_IMAGE_DIMS = 3
+_LOCAL_STEPS = {"adap_dpfl": 3, "pe_dpfl": 3}  # as the paper runs them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """All that a run needs."""
+
+    dataset: Dataset
+    federation: Federation
+    noise_multiplier: float
+    warnings: tuple[str, ...]
+
+
+def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None = None) -> Prepared:
+    """Everything but the training. Fails early: no data are loaded for a budget that pays for nothing."""
+    noise_multiplier = _noise_multiplier(config)
+    method, policy = _method(config, noise_multiplier), _policy(config)
+    budget = PrivacyBudget(epsilon=config.privacy.epsilon, delta=config.privacy.delta)
+    ledger = ledger_for(method, budget, config.privacy.sample_rate, noise_multiplier, config.privacy.accountant)
+    dataset = _dataset(config, on_progress)
+    data = _simulation_data(config, dataset, method)
+    federation = Federation(
+        model=_model(config, dataset),
+        data=data,
+        method=method,
+        policy=policy,
+        ledger=ledger,
+        settings=_settings(config, dataset),
+        server_settings=_server_settings(config),
+        seed=config.run.seed if config.run.randomness == "seeded" else None,
+        processes=config.run.processes,
+        device=_device(config),
+    )
+    return Prepared(
+        dataset=dataset,
+        federation=federation,
+        noise_multiplier=noise_multiplier,
+        warnings=_warnings(config, data.clients),
+    )
+
+
+def _noise_multiplier(config: Config) -> float:
+    """σ as set, or the least that pays for the steps that are wished for."""
+    privacy = config.privacy
+    if privacy.noise_multiplier is not None:
+        if privacy.max_steps is not None:
+            raise ConfigError(
+                f"privacy.noise_multiplier={privacy.noise_multiplier} and privacy.max_steps={privacy.max_steps}: "
+                "each follows from the other; leave one out"
+            )
+        return privacy.noise_multiplier
+    steps = privacy.max_steps or config.federation.max_rounds * _fixed_steps(config)
+    rate = privacy.sample_rate
+    if config.method.options.get("variant") == "output":  # charged by the round, over all records
+        steps, rate = config.federation.max_rounds, 1.0
+    budget = PrivacyBudget(epsilon=privacy.epsilon, delta=privacy.delta)
+    accountant = "rdp" if config.method.name == "adap_dpfl" else privacy.accountant
+    return noise_multiplier_for(budget, rate, steps, accountant=accountant)
+
+
+def _policy_name(config: Config) -> str:
+    return config.method.policy or DEFAULT_POLICIES[config.method.name]
+
+
+def _fixed_steps(config: Config) -> int:
+    return config.method.local_steps or _LOCAL_STEPS.get(config.method.name, 1)
+
+
+def _policy(config: Config) -> Policy:
+    name, options = _policy_name(config), dict(config.method.policy_options)
+    if name == "fixed":
+        options.setdefault("local_steps", _fixed_steps(config))
+    elif config.method.local_steps is not None:
+        raise ConfigError(f"method.local_steps={config.method.local_steps} is for policy fixed, not for {name}; leave it out")
+    return make_policy(name, **options)
+
+
+def _method(config: Config, noise_multiplier: float) -> Method:
+    settings = {"clip_norm": config.method.clip_norm, "noise_multiplier": noise_multiplier}
+    method = make_method(config.method.name, **settings, **config.method.options)
+    if method.needs_public_loss and config.data.validation == 0:
+        raise ConfigError(
+            f"{method.name} looks at the loss on public data: set data.validation, such as 0.02, to hold that share of "
+            "the training set out as public"
+        )
+    return method
+
+
+def _dataset(config: Config, on_progress: Callable[[str, float], None] | None) -> Dataset:
+    data = config.data
+    options: dict[str, Any] = {}
+    if data.name == "synthetic":
+        options = {"clients": data.clients, "alpha": data.alpha, "beta": data.beta}
+    return load(
+        data.name,
+        data_dir=Path(data.data_dir) if data.data_dir else None,
+        seed=config.run.seed if data.name in ("synthetic", "npz") else 0,
+        pixel_range=data.pixel_range,
+        on_progress=on_progress,
+        **options,
+    )
+
+
+def _simulation_data(config: Config, dataset: Dataset, method: Method) -> SimulationData:
+    train, test = dataset.train, dataset.test
+    private, public = held_out_rows(len(train), config.data.validation, config.run.seed)
+    evaluation: dict[Part, tuple[Tensor, Tensor]] = {}
+    if len(public):
+        evaluation["validation"] = (train.inputs[public], train.targets[public])
+    if config.run.evaluate_on == "test":
+        evaluation["test"] = (test.inputs, test.targets)
+    elif not len(public):
+        raise ConfigError('run.evaluate_on="validation" needs data.validation, such as 0.1')
+    else:  # the loop's look is then at the held-out part, and the test set is not even loaded into it
+        evaluation["test"] = evaluation["validation"]
+    return SimulationData(
+        inputs=train.inputs, targets=train.targets, clients=_clients(config, dataset, private), evaluation=evaluation
+    )
+
+
+def _clients(config: Config, dataset: Dataset, private: Tensor) -> list[Tensor]:
+    """Rows of each client, among those that are not held out."""
+    data = config.data
+    kind = data.partition or ("dirichlet" if dataset.natural_clients is None else "natural")
+    if kind == "natural":
+        if dataset.natural_clients is None:
+            raise ConfigError(f'data.partition="natural": {dataset.name} does not say who holds what; use "dirichlet"')
+        is_private = torch.zeros(len(dataset.train), dtype=torch.bool)
+        is_private[private] = True
+        return [rows[is_private[rows]] for rows in dataset.natural_clients]
+    if kind == "iid":
+        parts = iid(len(private), data.clients, config.run.seed)
+    else:
+        labels = dataset.train.targets[private].numpy()
+        parts = dirichlet(labels, data.clients, data.dirichlet_beta, config.run.seed, min_samples=data.min_samples)
+    return [private[torch.from_numpy(part)] for part in parts]
+
+
+def _model(config: Config, dataset: Dataset) -> nn.Module:
+    shape, classes = dataset.input_shape, dataset.num_classes
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.seed)
+        if config.model.name == "linear":
+            model = linear(shape, classes)
+            for parameter in model.parameters():  # convex: zero is as good a start as any, and nobody's luck
+                nn.init.zeros_(parameter)
+            return model
+        if config.model.name == "mlp":
+            return mlp(shape, classes, config.model.hidden)
+        if len(shape) != _IMAGE_DIMS:
+            raise ConfigError(f'model.name="cnn" needs images; {dataset.name} has inputs of shape {shape}: use "linear"')
+        return paper_cnn((shape[0], shape[1], shape[2]), classes)
+
+
+def _settings(config: Config, dataset: Dataset) -> FederationSettings:
+    federation, method = config.federation, config.method
+    return FederationSettings(
+        max_rounds=federation.max_rounds,
+        sample_rate=config.privacy.sample_rate,
+        learning_rate=method.learning_rate,
+        schedule=method.schedule,
+        clients_per_round=federation.clients_per_round,
+        heterogeneity=_heterogeneity(config, dataset) if method.heterogeneity is None else method.heterogeneity,
+        time_limit=federation.time_limit,
+        traffic_limit=federation.traffic_limit,
+        dropout_rate=federation.dropout_rate,
+        straggler_rate=federation.straggler_rate,
+        evaluate_every=config.run.evaluate_every,
+        seed=config.run.seed,
+        unsafe=frozenset(config.privacy.unsafe),
+    )
+
+
+def _heterogeneity(config: Config, dataset: Dataset) -> float:
+    """Γ as the paper sets it; for clients that come with the data nobody knows, and 1 is the paper's mild case."""
+    kind = config.data.partition or ("dirichlet" if dataset.natural_clients is None else "natural")
+    if kind == "natural":
+        return 1.0
+    return heterogeneity_for(config.data.dirichlet_beta if kind == "dirichlet" else None)
+
+
+def _server_settings(config: Config) -> ServerSettings:
+    federation = config.federation
+    return ServerSettings(
+        momentum=federation.momentum,
+        averaging=federation.averaging,
+        quorum=federation.quorum,
+        max_client_weight=federation.max_client_weight,
+    )
+
+
+def _device(config: Config) -> str:
+    if config.run.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('run.device="cuda": this machine or this build of torch has no CUDA; use "cpu"')
+    return config.run.device
+
+
+def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
+    found = []
+    small = small_clients([rows.numpy() for rows in clients], config.privacy.sample_rate)
+    if small:
+        names = ", ".join(map(str, small[:5])) + (" ..." if len(small) > 5 else "")  # noqa: PLR2004
+        found.append(
+            f"{len(small)} of {len(clients)} clients expect less than one record a batch (clients {names}): their "
+            "updates are mostly noise; raise privacy.sample_rate or data.min_samples"
+        )
+    if config.privacy.unsafe:
+        found.append("un-noised signals leave the clients: epsilon does NOT cover this run")
+    return tuple(found)

@@ -1,0 +1,128 @@
+"""Every setting of a run, with its default and meaning. The defaults together are the embedded default of `make run`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from alidpfl.runs.quantities import as_bytes, as_seconds
+
+Seconds = Annotated[float, BeforeValidator(as_seconds)]
+Bytes = Annotated[int, BeforeValidator(as_bytes)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataSection(_Section):
+    """[data]: what is learnt from, and who holds what."""
+
+    name: Literal["strokes", "mnist", "fashion_mnist", "cifar10", "synthetic", "npz"] = Field(
+        "strokes", description="Data set; `strokes` and `synthetic` are made by the program, `npz` is your own folder."
+    )
+    data_dir: str | None = Field(None, description="Folder of the real data sets, or of your .npz files.")
+    partition: Literal["iid", "dirichlet", "natural"] | None = Field(
+        None, description="Split by client; left out: dirichlet, or natural where the data set says who holds what."
+    )
+    dirichlet_beta: float = Field(0.5, gt=0, description="Skew of the labels; smaller is harder.")
+    clients: int = Field(10, ge=1, description="Number of clients.")
+    min_samples: int = Field(10, ge=1, description="Least records of a client in a Dirichlet split.")
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the training set that no client holds: public data for tuning and for adap_dpfl.",
+    )
+    pixel_range: tuple[float, float] = Field((-1.0, 1.0), description="What black and white become.")
+    alpha: float = Field(1.0, ge=0, description="`synthetic`: how much clients' models differ.")
+    beta: float = Field(1.0, ge=0, description="`synthetic`: how much clients' inputs differ.")
+
+
+class ModelSection(_Section):
+    """[model]: what is trained."""
+
+    name: Literal["cnn", "linear", "mlp"] = Field("cnn", description="`cnn` is the paper's, for images.")
+    hidden: int = Field(128, ge=1, description="`mlp`: width of its hidden layer.")
+
+
+class PrivacySection(_Section):
+    """[privacy]: the budget of every client, and the mechanism that spends it."""
+
+    epsilon: float = Field(2.0, gt=0, description="ε of every client.")
+    delta: float = Field(1e-5, gt=0, lt=1, description="δ of every client.")
+    accountant: Literal["pld", "rdp", "rdp-paper"] = Field("pld", description="How ε is computed; pld is the tightest.")
+    sample_rate: float = Field(0.06, gt=0, le=1, description="q: probability that a record joins a batch.")
+    noise_multiplier: float | None = Field(
+        None, gt=0, description="σ; left out: the least that pays for `max_steps` steps, or for a step a round."
+    )
+    max_steps: int | None = Field(None, ge=1, description="R_c wished for: sets σ where that is left out.")
+    unsafe: tuple[Literal["unaccounted-signals"], ...] = Field(
+        (), description='["unaccounted-signals"] admits the policies `paper` and `reference`, which no ε covers.'
+    )
+
+
+class MethodSection(_Section):
+    """[method]: which paper, which rule for τ, which step sizes."""
+
+    name: Literal["fedavg_dp", "ali_dpfl", "adap_dpfl", "pe_dpfl"] = Field("ali_dpfl", description="The method.")
+    policy: Literal["ali", "corrected", "fixed", "paper", "ratio", "reference"] | None = Field(
+        None, description="How τ is chosen; left out: ali for ali_dpfl, fixed for the others."
+    )
+    local_steps: int | None = Field(
+        None, ge=1, description="τ of the policy fixed; left out: 1, and 3 for adap_dpfl and pe_dpfl."
+    )
+    clip_norm: float = Field(1.0, gt=0, description="C; for adap_dpfl that of the first round.")
+    learning_rate: float = Field(1.0, gt=0, description="η₀.")
+    schedule: Literal["constant", "late_decay", "linear", "cosine"] = Field(
+        "late_decay", description="How η falls in the course of training."
+    )
+    heterogeneity: float | None = Field(
+        None, ge=0, description="Γ of Lemma 2; left out: as the paper sets it for the split."
+    )
+    options: dict[str, Any] = Field({}, description="Further settings of the method, such as draws of pe_dpfl.")
+    policy_options: dict[str, Any] = Field({}, description="Further settings of the policy, such as pace_limit.")
+
+
+class FederationSection(_Section):
+    """[federation]: rounds, limits, and the server."""
+
+    max_rounds: int = Field(40, ge=1, description="R_s.")
+    clients_per_round: int | None = Field(None, ge=1, description="Drawn at random each round; left out: all.")
+    time_limit: Seconds | None = Field(None, gt=0, description='Stop before crossing it, such as "2h" or 90 seconds.')
+    traffic_limit: Bytes | None = Field(None, gt=0, description='Stop before crossing it, such as "5GB".')
+    momentum: float = Field(0.0, ge=0, lt=1, description="Of the server's step.")
+    averaging: float = Field(0.0, ge=0, lt=1, description="Moving average of the model that is evaluated and saved.")
+    quorum: float = Field(0.5, gt=0, le=1, description="Least share of a round's updates that must arrive.")
+    max_client_weight: float = Field(1.0, gt=0, le=1, description="Cap on one client's share of the average.")
+    dropout_rate: float = Field(0.0, ge=0, lt=1, description="Simulated: share of clients that never answer.")
+    straggler_rate: float = Field(0.0, ge=0, lt=1, description="Simulated: share whose answer comes too late.")
+
+
+class RunSection(_Section):
+    """[run]: seeds, processes, looks at the test set."""
+
+    seed: int = Field(0, ge=0, lt=2**63, description="Of the split, the first weights, batches and noise.")
+    randomness: Literal["seeded", "secure"] = Field(
+        "seeded", description="Batches and noise: repeatable, or from the operating system's entropy."
+    )
+    processes: int | None = Field(None, ge=1, description="Worker processes; left out: one a core.")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Where clients train.")
+    evaluate_every: int = Field(10, ge=1, description="Rounds between two evaluations; the last is always evaluated.")
+    evaluate_on: Literal["test", "validation"] = Field(
+        "test", description="`validation` leaves the test set alone: for choosing settings."
+    )
+
+
+class Config(_Section):
+    """A whole run."""
+
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    privacy: PrivacySection = PrivacySection()
+    method: MethodSection = MethodSection()
+    federation: FederationSection = FederationSection()
+    run: RunSection = RunSection()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values without the settings that were left out: what goes into a TOML file."""
+        return self.model_dump(mode="json", exclude_none=True)

@@ -1,0 +1,125 @@
+"""From a TOML file and `--set key=value` to a checked Config. Every error names the key, the value and the remedy."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from alidpfl.errors import ConfigError
+from alidpfl.runs.config import Config
+
+
+def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
+    """The configuration in `path` (None: the embedded default), changed by `overrides` such as "privacy.epsilon=4".
+
+    The section may be left out where the key is in one section only.
+
+    >>> load_config(overrides=["seed=7", "method.policy=ratio"]).run.seed
+    7
+    """
+    values = _read(Path(path)) if path is not None else {}
+    for override in overrides:
+        _apply(values, override)
+    return parse_config(values)
+
+
+def parse_config(values: Mapping[str, Any]) -> Config:
+    """A checked Config from nested plain values."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explained(problem) for problem in error.errors())) from None
+
+
+def keys() -> dict[str, list[str]]:
+    """Every key, by section."""
+    return {name: list(_fields(field.annotation)) for name, field in Config.model_fields.items()}
+
+
+def _fields(section: Any) -> dict[str, Any]:
+    assert issubclass(section, BaseModel)  # noqa: S101 - for the type checker
+    return dict(section.model_fields)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file {path}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {override}: write key=value, such as --set privacy.epsilon=4")
+    *path, last = _full_key(key.strip()).split(".")
+    table = values
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {override}: {part} is a value, not a section")
+    table[last] = _value(text.strip())
+
+
+def _full_key(key: str) -> str:
+    """With its section, where that was left out and is clear."""
+    if "." in key:
+        return key
+    homes = [section for section, names in keys().items() if key in names]
+    if len(homes) == 1:
+        return f"{homes[0]}.{key}"
+    if homes:
+        raise ConfigError(f"--set {key}: say which, {' or '.join(f'{home}.{key}' for home in homes)}")
+    everything = [f"{section}.{name}" for section, names in keys().items() for name in names]
+    by_name = {full.partition(".")[2]: full for full in everything}
+    nearest = by_name[_nearest(key, by_name)]
+    raise ConfigError(f"--set {key}: there is no such key; did you mean {nearest}?")
+
+
+def _value(text: str) -> Any:
+    """As TOML would read it; what TOML cannot read is a text without its quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explained(problem: Any) -> str:
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        return f"{key} is not a setting; did you mean {_nearest_key(path)}?"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    choices = problem.get("ctx", {}).get("expected")
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
+        options = _literals(path)
+        return f"{key}={problem['input']!r} must be {choices}; did you mean {_nearest(problem['input'], options)!r}?"
+    return f"{key}={problem['input']!r}: {message[:1].lower()}{message[1:]}"
+
+
+def _nearest_key(path: list[str]) -> str:
+    if len(path) == 1:
+        homes = {name: section for section, names in keys().items() for name in names}
+        candidates = {**{section: section for section in keys()}, **{n: f"{s}.{n}" for n, s in homes.items()}}
+        return candidates[_nearest(path[0], candidates)]
+    return f"{path[0]}.{_nearest(path[-1], keys()[path[0]])}"
+
+
+def _literals(path: list[str]) -> list[str]:
+    """The texts that a setting may be."""
+    annotation: Any = _fields(Config.model_fields[path[0]].annotation)[path[1]].annotation
+    found: list[Any] = [annotation]
+    while any(get_args(a) for a in found):
+        found = [b for a in found for b in (get_args(a) or (a,))]
+    return [a for a in found if isinstance(a, str)]
+
+
+def _nearest(word: str, candidates: Iterable[str]) -> str:
+    return difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.0)[0]

@@ -1,0 +1,18 @@
+"""What a run leaves on disk: one directory, whole at every moment, also after `kill -9`.
+
+>>> import tempfile
+>>> folder = tempfile.mkdtemp()
+>>> run = RunDirectory.create(folder)
+>>> with run.lock():
+...     run.write_config({"run": {"seed": 7}})
+>>> RunDirectory.open(folder).config()
+{'run': {'seed': 7}}
+"""
+
+from alidpfl.store.checkpoint import Checkpoint
+from alidpfl.store.environment import describe_environment
+from alidpfl.store.lines import RoundTiming
+from alidpfl.store.run_directory import RunDirectory
+from alidpfl.store.toml_writer import to_toml
+
+__all__ = ["Checkpoint", "RoundTiming", "RunDirectory", "describe_environment", "to_toml"]

@@ -1,0 +1,71 @@
+"""What a run ran on: enough to repeat it, or to see why a repetition differs."""
+
+import os
+import platform
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from alidpfl._version import __version__
+
+_PACKAGES = ("torch", "numpy", "dp-accounting", "safetensors")
+_GIT_SECONDS = 10
+
+
+def describe_environment(*, seed: int | None) -> dict[str, Any]:
+    """Versions, source commit, platform, CPU, seed (None: unrepeatable randomness) and native kernels in use."""
+    import torch
+
+    from alidpfl.dpsgd import native
+
+    versions = {"alidpfl": __version__, "python": platform.python_version()}
+    versions |= {name: _version(name) for name in _PACKAGES}
+    return {
+        "versions": versions,
+        "git": _git_state(Path(__file__).parents[3]),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "native_kernel": native.instruction_set(),
+        "seed": seed,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _git_state(root: Path) -> dict[str, Any] | None:
+    """Commit of the checkout that this code runs from, and whether it was changed since; None when installed."""
+    git = shutil.which("git")
+    # An installed copy may lie inside somebody else's checkout (a .venv): only our own layout counts.
+    if git is None or not (root / ".git").exists() or not (root / "src" / "alidpfl").is_dir():
+        return None
+    try:
+        commit = _git(git, root, "rev-parse", "HEAD")
+        changes = _git(git, root, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "modified": bool(changes)}
+
+
+def _git(git: str, root: Path, *arguments: str) -> str:
+    # --no-optional-locks: describing a checkout must not get in the way of whoever works in it.
+    command = [git, "--no-optional-locks", "-C", str(root), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS)  # noqa: S603
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,125 @@
+"""Disk writes that a kill cannot tear, and errors of the disk in words."""
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alidpfl.errors import DataError
+
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full: free some space, then continue with --resume",
+    errno.EDQUOT: "your disk quota is used up: free some space, then continue with --resume",
+    errno.EROFS: "the file system is read-only: choose another --out",
+    errno.EACCES: "no permission: choose another --out, or give yourself access",
+    errno.EPERM: "no permission: choose another --out, or give yourself access",
+    errno.ENOTDIR: "a part of this path is a file, not a folder: choose another path",
+    errno.EISDIR: "this is a folder where a file belongs: move it away",
+    errno.ENOENT: "it does not exist: was it moved or deleted?",
+}
+
+
+@contextmanager
+def disk_errors(action: str, path: Path) -> Iterator[None]:
+    """Turns an OSError inside the block into a DataError that names `path` and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        fallback = f"{error.strerror or error}: check the disk and the path"
+        remedy = _REMEDIES.get(error.errno or 0, fallback)
+        raise DataError(f"cannot {action} {path}: {remedy}") from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces `path` by `content`: whoever reads, at any moment and after any crash, sees the old or the new whole."""
+    # One fixed name, so that what a kill leaves behind is overwritten next time instead of piling up.
+    temporary = path.with_name(f".{path.name}.tmp")
+    with disk_errors("write", path):
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_directory(path.parent)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Appends one line with a single write; a write that fails half-way (disk full) leaves the file as it was."""
+    with disk_errors("append to", path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            size = os.fstat(descriptor).st_size
+            if os.write(descriptor, line) != len(line):
+                os.ftruncate(descriptor, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(descriptor)
+
+
+def synced_size(path: Path) -> int:
+    """Bytes of the file, after all of them have reached the disk; 0 where there is no file."""
+    with disk_errors("read", path):
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return 0
+        try:
+            os.fsync(descriptor)
+            return os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cuts the file back to its first `size` bytes, which must be whole lines."""
+    if size == 0 and not path.exists():
+        return
+    with disk_errors("truncate", path), path.open("r+b") as file:
+        file.seek(max(size - 1, 0))
+        if size > 0 and file.read(1) != b"\n":
+            raise DataError(
+                f"{path} does not have the {size} bytes of whole lines that the checkpoint was written with: it was "
+                "edited or cut; restore it from a copy, or start again with another --out"
+            )
+        file.truncate(size)
+        os.fsync(file.fileno())
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """The file's content; None where there is no file."""
+    with disk_errors("read", path):
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+def read_json_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in the file; None where there is no file."""
+    content = read_bytes(path)
+    if content is None:
+        return None
+    try:
+        values = json.loads(content)
+    except ValueError:  # not UTF-8, or not JSON
+        values = None
+    if not isinstance(values, dict):
+        raise DataError(f"{path} is not a JSON object: it was edited or damaged; restore it from a copy, or delete it")
+    return values
+
+
+def json_document(values: dict[str, Any]) -> bytes:
+    """Indented JSON for people and programs to read."""
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _sync_directory(path: Path) -> None:
+    # The new name is an entry of the directory: without this, a power cut may bring the old one back.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,61 @@
+"""Rounds as TensorBoard events, for those who watch their runs there. Needs the extra `tensorboard`."""
+
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from alidpfl.errors import ConfigError
+from alidpfl.store.files import disk_errors
+from alidpfl.types import RoundRecord
+
+_SCALARS = ("accuracy", "loss", "local_steps", "epsilon", "learning_rate")
+
+
+class TensorBoardWriter:
+    """Writes one event file into `directory`; close it, or use it as a context.
+
+    Args:
+        directory: Made if it does not exist.
+        first_round: Of a resumed run: rounds from here on that a killed process wrote disappear from the plots.
+    """
+
+    def __init__(self, directory: str | Path, *, first_round: int = 0) -> None:
+        self._directory = Path(directory)
+        with disk_errors("write TensorBoard events into", self._directory):
+            self._writer = _summary_writer()(str(self._directory), purge_step=first_round or None)
+
+    def add(self, record: RoundRecord) -> None:
+        """One point for each quantity of the round that was measured."""
+        with disk_errors("write TensorBoard events into", self._directory):
+            for name in _SCALARS:
+                value = getattr(record, name)
+                if value is not None:
+                    self._writer.add_scalar(name, value, record.round)
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Writes what is left and closes the file."""
+        with disk_errors("write TensorBoard events into", self._directory):
+            self._writer.close()
+
+    def __enter__(self) -> "TensorBoardWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _summary_writer() -> Any:
+    try:
+        with warnings.catch_warnings():
+            # tensorboard's own imports use what setuptools, numpy and protobuf deprecate: nothing a user can mend.
+            warnings.simplefilter("ignore")
+            from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError(
+            "TensorBoard is not installed: run `pip install 'alidpfl[tensorboard]'`, or leave the option out"
+        ) from None
+    return SummaryWriter

@@ -1,0 +1,146 @@
+"""The values that travel between server, clients, policies and records. No behaviour, no torch at import."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ClientId: TypeAlias = int
+"""Number of a client, from 0."""
+
+Release: TypeAlias = Literal["step", "update"]
+"""What the noise goes on: every local step (DP-SGD), or the whole update of a round, once."""
+
+Signal: TypeAlias = Literal["secants", "gradient_norm", "raw"]
+"""What a client reports beside its weights. All but "raw" are post-processing of noised gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientPlan:
+    """What one client is to do in one round. Public: it depends on settings and on noised quantities only."""
+
+    client: ClientId
+    round: int
+    """k, from 0."""
+    sample_rate: float
+    noise_multiplier: float
+    clip_norm: float
+    learning_rates: tuple[float, ...]
+    """η of each local step: their number is τ."""
+    release: Release = "step"
+    signals: frozenset[Signal] = frozenset()
+
+    @property
+    def steps(self) -> int:
+        """τ, the local steps."""
+        return len(self.learning_rates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecantSums:
+    """Sums over pairs of noised gradients g̃, g̃' at weights w, w': what an estimate of the curvature needs.
+
+    All four are computed from noised gradients and public settings: post-processing, free of charge.
+    """
+
+    difference: float
+    """Σ ‖g̃' − g̃‖²."""
+    displacement: float
+    """Σ ‖w' − w‖²."""
+    noise: float
+    """What the added noise alone contributes to `difference` on average."""
+    noise_variance: float
+    """Variance of that contribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawSignals:
+    """Un-noised signals that the paper's rule asks of a client. NOT private: only with unsafe=["unaccounted-signals"]."""
+
+    curvature: float
+    """‖∇F_i(w_i) − ∇F_i(w)‖ / ‖w_i − w‖."""
+    loss_before: float
+    """F_i(w)."""
+    loss_after: float
+    """F_i(w_i)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientUpdate:
+    """What one client sends back: the trained weights and signals that (ε, δ) covers."""
+
+    client: ClientId
+    params: "Tensor" = field(repr=False)
+    """(num_params,) float32: the weights after the local steps."""
+    secants: SecantSums | None = None
+    """From consecutive noised gradients of this round; None after a single step."""
+    gradient_norm: float | None = None
+    """De-biased mean norm of the noised gradients of this round: Adap DP-FL's signal."""
+    raw: RawSignals | None = None
+
+
+class StopReason(StrEnum):
+    """Why a run ended. It always ends before the limit would be crossed."""
+
+    MAX_ROUNDS = "max_rounds"
+    BUDGET = "privacy_budget"
+    TIME_LIMIT = "time_limit"
+    TRAFFIC_LIMIT = "traffic_limit"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """What is known after a round: one line of `metrics.jsonl`. Holds no clock, so that a rerun writes the same bytes."""
+
+    round: int
+    """k, from 0."""
+    local_steps: int
+    """τ of this round, before any client's own budget cut it."""
+    steps: int
+    """Local steps so far of the client who ran most."""
+    why: str
+    """The policy's reason for τ, in a few words."""
+    learning_rate: float
+    """η of the round's first step."""
+    clip_norm: float
+    """C, the mean over the round's clients."""
+    noise_multiplier: float
+    epsilon: float
+    """Largest ε spent by any client so far."""
+    client_epsilon: Mapping[ClientId, float]
+    """ε spent so far by each client of this round; a client that sat out keeps its last value."""
+    covers_everything: bool
+    """False where un-noised signals were used: ε then does not cover the run."""
+    dropped: tuple[ClientId, ...] = ()
+    """Clients that were charged but whose update never came, or came too late."""
+    rejected: Mapping[ClientId, str] = field(default_factory=dict)
+    """Updates that the server refused, with the reason."""
+    aggregated: bool = True
+    """False where too few updates came: the model stayed as it was."""
+    bytes: int = 0
+    """Traffic so far, both directions."""
+    curvature: float | None = None
+    """μ as the policy saw it."""
+    heterogeneity: float | None = None
+    """Γ as the policy saw it."""
+    accuracy: float | None = None
+    """% of the test set, where it was evaluated."""
+    loss: float | None = None
+    """Mean loss on the test set, where it was evaluated."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `json.dumps`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "RoundRecord":
+        """Back from what `to_json` wrote and JSON stored (whose keys are strings)."""
+        restored = dict(values)
+        restored["client_epsilon"] = {int(k): v for k, v in values["client_epsilon"].items()}
+        restored["rejected"] = {int(k): v for k, v in values["rejected"].items()}
+        restored["dropped"] = tuple(values["dropped"])
+        return cls(**restored)

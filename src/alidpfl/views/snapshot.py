@@ -1,0 +1,100 @@
+"""A run as it is on disk right now: finished, running or killed. Everything is read with suspicion."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alidpfl.store import RoundTiming, RunDirectory
+from alidpfl.types import RoundRecord, StopReason
+
+NOT_COVERED = "ε does NOT cover un-noised signals"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSnapshot:
+    """All that views need of one run."""
+
+    name: str
+    path: Path
+    config: Mapping[str, Any]
+    records: tuple[RoundRecord, ...] = ()
+    timings: tuple[RoundTiming, ...] = ()
+    summary: Mapping[str, Any] | None = None
+    """None while the run goes on, or after it was killed."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> "RunSnapshot":
+        """Reads a run directory without locking it, so that a running run can be watched."""
+        run = RunDirectory.open(path)
+        return cls(
+            name=run.path.resolve().name,
+            path=run.path,
+            config=run.config(),
+            records=tuple(run.records()),
+            timings=tuple(run.timings()),
+            summary=run.summary(),
+        )
+
+    @property
+    def covers_everything(self) -> bool:
+        """False as soon as any round used un-noised signals."""
+        return (self.summary or {}).get("covers_everything", True) is True and all(
+            record.covers_everything for record in self.records
+        )
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether `--resume` has something left to do."""
+        return self.summary is None or self.summary.get("stop_reason") == StopReason.INTERRUPTED
+
+    def facts(self) -> dict[str, Any]:
+        """Settings and results in the order of the tables; None where unknown. Ready for JSON."""
+        return {
+            "run": self.name,
+            "path": str(self.path),
+            "finished": self.summary is not None,
+            **self._settings(),
+            **self._results(),
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        synthetic = (self.summary or {}).get("is_synthetic", self._setting("data", "is_synthetic"))
+        return {
+            "dataset": self._setting("data", "name"),
+            "is_synthetic": synthetic,
+            "model": self._setting("model", "name"),
+            "method": self._setting("method", "name"),
+            "policy": self._setting("method", "policy"),
+            "schedule": self._setting("method", "schedule"),
+            "clients": self._setting("data", "clients"),
+            "partition": self._setting("data", "partition"),
+            "dirichlet_beta": self._setting("data", "dirichlet_beta"),
+            "max_rounds": self._setting("federation", "max_rounds"),
+            "epsilon_budget": self._setting("privacy", "epsilon"),
+            "seed": self._setting("run", "seed"),
+        }
+
+    def _results(self) -> dict[str, Any]:
+        summary = self.summary or {}
+        last = self.records[-1] if self.records else None
+        measured = [(r.accuracy, r.round) for r in self.records if r.accuracy is not None]
+        # Of equal accuracies the earliest round counts.
+        best_accuracy, best_round = max(measured, key=lambda pair: pair[0], default=(None, None))
+        return {
+            "epsilon": summary.get("epsilon", last.epsilon if last else None),
+            "delta": summary.get("delta", self._setting("privacy", "delta")),
+            "steps": summary.get("steps", last.steps if last else None),
+            "rounds": summary.get("rounds", len(self.records)),
+            "accuracy": summary.get("accuracy", measured[-1][0] if measured else None),
+            "best_accuracy": best_accuracy,
+            "best_round": best_round,
+            "stop_reason": summary.get("stop_reason"),
+            "seconds": summary.get("seconds", self.timings[-1].seconds_total if self.timings else None),
+            "covers_everything": self.covers_everything,
+        }
+
+    def _setting(self, section: str, key: str) -> Any:
+        """A setting, or None: an old or hand-made config.toml may lack it."""
+        table = self.config.get(section)
+        return table.get(key) if isinstance(table, Mapping) else None

@@ -1,0 +1,189 @@
+"""`alidpfl data`: list, get, show."""
+
+import builtins
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from alidpfl import data
+from alidpfl.cli_data import data_app
+from alidpfl.data import directories, sources, transfer
+from alidpfl.errors import ConfigError, DataError
+
+from .server import Site, serving
+from .test_cifar import python2_pickle
+from .test_idx import idx, write_set
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """No data of this machine are found, and nothing is written to this user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("ALIDPFL_DATA_DIR", raising=False)
+    monkeypatch.setattr(transfer, "_PAUSE", 0.0)
+    own = directories.layouts
+    monkeypatch.setattr(
+        directories, "layouts", lambda source: tuple(x for x in own(source) if not x.folder.startswith("/"))
+    )
+
+
+def run(*arguments):
+    return CliRunner().invoke(data_app, [str(argument) for argument in arguments])
+
+
+def output(*arguments):
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def npz_folder(tmp_path, sizes=(20, 500)):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for number, size in enumerate(sizes):
+        np.savez(folder / f"{number}.npz", x=np.zeros((size, 2)), y=np.arange(size) % 2)
+    np.savez(folder / "test.npz", x=np.zeros((4, 2)), y=np.array([0, 1, 0, 1]))
+    return folder
+
+
+def test_list_says_what_is_missing_and_how_to_get_it():
+    text = output("list")
+    assert "strokes" in text
+    assert text.count("synthetic") >= 3
+    assert text.count("missing") == 3
+    assert "run `alidpfl data get mnist` (about 12 MB)" in text
+    entries = {entry["name"]: entry for entry in json.loads(output("list", "--json"))}
+    assert list(entries) == ["strokes", "synthetic", "mnist", "fashion_mnist", "cifar10", "npz"]
+    assert entries["strokes"]["kind"] == entries["synthetic"]["kind"] == "synthetic"
+    assert entries["cifar10"]["state"] == "missing"
+
+
+def test_list_tells_whole_files_from_corrupt_ones(tmp_path):
+    write_set(tmp_path)  # in form, but not the published contents
+    pickles = tmp_path / "cifar-10-batches-py"
+    pickles.mkdir()
+    for name in directories._CIFAR_PICKLES:
+        (pickles / name).write_bytes(python2_pickle())
+    entries = {entry["name"]: entry for entry in json.loads(output("list", "--json", "--data-dir", tmp_path))}
+    assert (entries["mnist"]["state"], entries["mnist"]["layout"]) == ("corrupt", "torchvision")
+    assert "delete train-images-idx3-ubyte" in entries["mnist"]["note"]
+    assert (entries["cifar10"]["state"], entries["cifar10"]["layout"]) == ("ok", "python")
+    assert entries["cifar10"]["num_bytes"] == 6 * len(python2_pickle())
+    (pickles / "test_batch").write_bytes(b"junk")
+    assert "corrupt" in output("list", "--data-dir", tmp_path)
+
+
+@pytest.mark.real_data
+def test_list_of_the_real_data(data_dir):
+    entries = {entry["name"]: entry for entry in json.loads(output("list", "--json", "--data-dir", data_dir))}
+    for name in data.SOURCES:
+        assert entries[name]["state"] == "ok"
+        assert entries[name]["folder"].startswith(str(data_dir))
+
+
+def test_get_puts_the_files_where_load_finds_them(tmp_path, monkeypatch):
+    import gzip
+    import hashlib
+
+    contents = {
+        file.name: idx(np.zeros((4, 20, 20)) if "images" in file.name else np.arange(4)) for file in sources.MNIST.files
+    }
+    with serving(Site(files={f"{name}.gz": gzip.compress(content) for name, content in contents.items()})) as site:
+        files = tuple(
+            sources.KnownFile(name=name, sha256=hashlib.sha256(content).hexdigest())
+            for name, content in contents.items()
+        )
+        tiny = sources.Source(name="mnist", folder="MNIST/raw", base_url=site.url, files=files, megabytes=1)
+        monkeypatch.setitem(data.SOURCES, "mnist", tiny)
+        text = output("get", "mnist")
+    assert text == f"mnist is in {tmp_path / 'cache' / 'alidpfl' / 'MNIST' / 'raw'}\n"
+    assert len(data.load("mnist").train) == 4
+    assert json.loads(output("list", "--json"))[2]["state"] == "ok"
+
+
+def test_get_of_what_there_is_not(tmp_path):
+    result = run("get", "minst")
+    assert isinstance(result.exception, ConfigError)
+    assert "did you mean 'mnist'" in str(result.exception)
+    assert isinstance(run("get", "strokes").exception, ConfigError)
+
+
+def test_show_counts_every_sample(tmp_path):
+    folder = npz_folder(tmp_path)
+    text = output("show", "npz", "--data-dir", folder)
+    rows = [line.replace("│", " ").split() for line in text.splitlines()]
+    assert ["0", "10", "░", "250", "█"] in rows
+    assert ["all", "20", "500"] in rows
+    assert "2 clients, as they came" in text
+
+
+def test_show_warns_of_clients_whose_batches_are_mostly_empty(tmp_path):
+    result = run("show", "npz", "--data-dir", npz_folder(tmp_path))
+    assert "1 of the clients (0) expect less than one sample a batch at sample_rate=0.015" in result.stderr
+    assert "warning" not in run("show", "npz", "--data-dir", tmp_path / "mine", "--sample-rate", "0.5").stderr
+
+
+def test_show_as_json_for_each_partition(tmp_path):
+    folder = npz_folder(tmp_path)
+    common = ("show", "npz", "--data-dir", folder, "--clients", "4", "--json")
+    even = json.loads(output(*common, "--partition", "iid"))
+    assert [sum(row) for row in even["counts"]] == [130] * 4
+    skewed = json.loads(output(*common, "--partition", "dirichlet", "--beta", "0.3", "--seed", "3"))
+    labels = data.load("npz", data_dir=folder).train.targets.numpy()
+    assert skewed["counts"] == data.label_counts(labels, data.dirichlet(labels, 4, 0.3, 3), 2).tolist()
+    assert (skewed["partition"], skewed["beta"], skewed["seed"], skewed["num_train"]) == ("dirichlet", 0.3, 3, 520)
+    assert (even["beta"], even["is_synthetic"], even["num_test"]) == (None, False, 4)
+
+
+def test_show_of_many_clients_says_what_it_leaves_out():
+    text = output("show", "synthetic", "--clients", "45")
+    assert "and 5 clients more" in text
+
+
+def test_show_natural_clients_where_there_are_none(tmp_path):
+    write_set(tmp_path)
+    result = run("show", "mnist", "--data-dir", tmp_path, "--partition", "natural")
+    assert isinstance(result.exception, ConfigError)
+    assert "use --partition dirichlet or iid" in str(result.exception)
+    assert isinstance(run("show", "cifar10").exception, DataError)
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_show_draws_a_picture(tmp_path, ending):
+    pytest.importorskip("matplotlib")
+    folder, target = npz_folder(tmp_path), tmp_path / f"split.{ending}"
+    output("show", "npz", "--data-dir", folder, "--plot", target)
+    first = target.read_bytes()
+    assert b"<svg" in first if ending == "svg" else first.startswith(b"\x89PNG")
+    output("show", "npz", "--data-dir", folder, "--plot", target)
+    assert target.read_bytes() == first
+
+
+def test_pictures_that_cannot_be(tmp_path, monkeypatch):
+    folder = npz_folder(tmp_path)
+    wrong = run("show", "npz", "--data-dir", folder, "--plot", tmp_path / "split.pdf")
+    assert "must end in .svg or .png" in str(wrong.exception)
+    nowhere = run("show", "npz", "--data-dir", folder, "--plot", tmp_path / "no" / "split.svg")
+    assert "cannot be written" in str(nowhere.exception)
+    own = builtins.__import__
+
+    def without_matplotlib(name, *rest, **more):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return own(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+    missing = run("show", "npz", "--data-dir", folder, "--plot", tmp_path / "split.svg")
+    assert isinstance(missing.exception, ConfigError)
+    assert "pip install 'alidpfl[report]'" in str(missing.exception)
+
+
+@pytest.mark.real_data
+def test_show_of_the_papers_split_of_mnist(data_dir):
+    document = json.loads(output("show", "mnist", "--data-dir", data_dir, "--json"))
+    counts = torch.tensor(document["counts"])
+    assert counts.shape == (10, 10)
+    assert counts.sum(0).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

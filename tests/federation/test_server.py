@@ -1,0 +1,81 @@
+"""The server trusts nobody, and averages as it should."""
+
+import math
+
+import pytest
+import torch
+
+from alidpfl.errors import ConfigError
+from alidpfl.federation import server
+from alidpfl.federation.server import ServerSettings, ServerState
+from alidpfl.types import ClientPlan, ClientUpdate
+
+PLAN = ClientPlan(client=0, round=0, sample_rate=0.1, noise_multiplier=1.0, clip_norm=1.0, learning_rates=(0.5, 0.5))
+BEFORE = torch.zeros(100)
+
+
+def update(params: torch.Tensor, client: int = 0) -> ClientUpdate:
+    return ClientUpdate(client=client, params=params)
+
+
+def test_bad_updates_are_rejected_with_the_reason():
+    def reason(params):
+        return server.reason_to_reject(update(params), PLAN, BEFORE, num_records=50)
+
+    assert "shape" in reason(torch.zeros(99))
+    assert "dtype" in reason(torch.zeros(100, dtype=torch.float64))
+    for poison in (math.nan, math.inf, -math.inf):
+        assert "not finite" in reason(torch.zeros(100).index_fill(0, torch.tensor([3]), poison))
+    assert "longer than" in reason(torch.full((100,), 1e6))
+    assert reason(torch.full((100,), 0.1)) is None
+
+
+def test_no_honest_update_is_rejected():
+    """The worst that a plan can give: all records in every batch, all gradients alike, and noise on top."""
+    one_step = (50 * 1.0 + 1.0 * math.sqrt(100) * 1.3) / (0.1 * 50)
+    worst = torch.zeros(100)
+    worst[0] = 2 * 0.5 * one_step
+    assert server.reason_to_reject(update(worst), PLAN, BEFORE, num_records=50) is None
+
+
+def test_shares_follow_the_sizes_and_respect_the_cap():
+    sizes = {0: 10, 1: 30, 2: 60}
+    assert server.shares(sizes, [0, 1, 2], 1.0) == pytest.approx([0.1, 0.3, 0.6])
+    assert server.shares(sizes, [0, 2], 1.0) == pytest.approx([1 / 7, 6 / 7])
+    capped = server.shares(sizes, [0, 1, 2], 0.3)
+    assert capped == pytest.approx([0.1 / 0.7, 0.3 / 0.7, 0.3 / 0.7])
+    assert sum(capped) == pytest.approx(1)
+
+
+def test_the_mean_is_weighted():
+    mean = server.mean_update(torch.ones(2), [update(torch.tensor([2.0, 1.0])), update(torch.tensor([1.0, 5.0]))], [0.25, 0.75])
+    assert mean.tolist() == [0.25, 3.0]
+
+
+def test_plain_steps_momentum_and_average_by_hand():
+    plain = ServerSettings()
+    state = server.step(ServerState(params=torch.tensor([1.0])), torch.tensor([0.5]), plain)
+    assert state.released(plain).tolist() == [1.5]
+
+    heavy = ServerSettings(momentum=0.5)
+    state = ServerState(params=torch.tensor([0.0]))
+    for _ in range(3):  # velocities 1, 1.5, 1.75
+        state = server.step(state, torch.tensor([1.0]), heavy)
+    assert state.params.tolist() == [4.25]
+
+    averaged = ServerSettings(averaging=0.5)
+    state = ServerState(params=torch.tensor([0.0]))
+    state = server.step(state, torch.tensor([2.0]), averaged)
+    assert state.released(averaged).tolist() == [2.0]  # one model: its average is itself
+    state = server.step(state, torch.tensor([2.0]), averaged)
+    assert state.released(averaged).tolist() == pytest.approx([(0.25 * 2 + 0.5 * 4) / 0.75])
+    assert state.params.tolist() == [4.0]
+
+
+@pytest.mark.parametrize(
+    "setting", [{"momentum": 1.0}, {"averaging": -0.1}, {"quorum": 0.0}, {"max_client_weight": 1.5}]
+)
+def test_settings_out_of_range_are_named(setting):
+    (name, value), = setting.items()
+    with pytest.raises(ConfigError, match=f"{name}={value}"):
+        ServerSettings(**setting)

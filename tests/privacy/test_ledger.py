@@ -1,0 +1,116 @@
+"""The accounts: nothing is spent that was not charged, nothing is charged that the budget does not pay for."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alidpfl.errors import BudgetExceededError
+from alidpfl.privacy import (
+    FilteredLedger,
+    GaussianRelease,
+    PlannedLedger,
+    PrivacyBudget,
+    SampledGaussian,
+    epsilon,
+    max_steps,
+)
+
+BUDGET = PrivacyBudget(epsilon=2.0, delta=1e-5)
+
+
+def planned(accountant: str = "rdp", **settings) -> PlannedLedger:
+    return PlannedLedger(BUDGET, 0.015, 1.1, accountant=accountant, **settings)
+
+
+def filtered() -> FilteredLedger:
+    return FilteredLedger(BUDGET, 0.015, 1.1)
+
+
+def test_planned_ledger_pays_for_r_c_steps_and_not_one_more():
+    ledger = planned("rdp-paper")
+    ledger.charge(3, 314, 1.1)
+    assert ledger.affordable_steps(3, 1.1) == 0
+    assert ledger.epsilon(3) <= 2.0
+    with pytest.raises(BudgetExceededError, match="client 3"):
+        ledger.charge(3, 1, 1.1)
+    assert ledger.steps_spent(3) == 314
+
+
+@pytest.mark.parametrize("make", [planned, filtered])
+def test_clients_have_accounts_of_their_own(make):
+    ledger = make()
+    ledger.charge(0, 100, 1.1)
+    assert ledger.steps_spent(1) == 0
+    assert ledger.epsilon(1) == 0
+    assert ledger.affordable_steps(1, 1.1) == ledger.max_steps
+    assert ledger.affordable_steps(0, 1.1) == ledger.max_steps - 100
+
+
+@pytest.mark.parametrize("make", [planned, filtered])
+def test_an_overdraft_is_refused_whole(make):
+    ledger = make()
+    with pytest.raises(BudgetExceededError):
+        ledger.charge(0, ledger.max_steps + 1, 1.1)
+    assert ledger.steps_spent(0) == 0
+    assert ledger.epsilon(0) == 0
+
+
+@pytest.mark.parametrize("make", [planned, filtered])
+def test_nothing_is_given_back(make):
+    ledger = make()
+    ledger.charge(0, 10, 1.1)
+    with pytest.raises(ValueError, match="steps"):
+        ledger.charge(0, -5, 1.1)
+    assert ledger.steps_spent(0) == 10
+
+
+@pytest.mark.parametrize("make", [planned, filtered])
+def test_a_restored_ledger_goes_on_where_it_was(make):
+    before, after = make(), make()
+    before.charge(0, 40, 1.1)
+    before.charge(7, 5, 1.1)
+    after.restore(json.loads(json.dumps(before.to_json())))
+    assert after.epsilon(0) == before.epsilon(0)
+    assert after.affordable_steps(7, 1.1) == before.affordable_steps(7, 1.1)
+    assert after.steps_spent(7) == 5
+
+
+def test_planned_ledger_refuses_other_noise_than_planned():
+    with pytest.raises(BudgetExceededError, match="FilteredLedger"):
+        planned().charge(0, 1, 1.0)
+
+
+def test_filtered_ledger_charges_less_noise_more():
+    quiet, loud = filtered(), filtered()
+    quiet.charge(0, 100, 1.1)
+    loud.charge(0, 100, 0.9)
+    assert loud.epsilon(0) > quiet.epsilon(0)
+    assert loud.affordable_steps(0, 1.1) < quiet.affordable_steps(0, 1.1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 120), st.floats(0.8, 1.5)), max_size=12))
+def test_filtered_ledger_never_exceeds_its_budget_whatever_noise_is_chosen(wishes):
+    ledger = filtered()
+    for steps, noise in wishes:
+        if affordable := ledger.affordable_steps(0, noise):
+            ledger.charge(0, min(steps, affordable), noise)
+    assert ledger.epsilon(0) <= BUDGET.epsilon
+
+
+def test_releases_are_charged_to_everybody_before_the_first_step():
+    release = GaussianRelease(noise_multiplier=10.0)
+    ledger = planned("pld", releases=(release,))
+    assert ledger.max_steps == max_steps(BUDGET, 0.015, 1.1, already_spent=[release]) < max_steps(BUDGET, 0.015, 1.1)
+    assert ledger.epsilon(0) == epsilon([release], 1e-5) > 0
+    assert FilteredLedger(BUDGET, 0.015, 1.1, releases=(release,)).epsilon(0) > 0
+
+
+@pytest.mark.parametrize("steps", [1, 50, 400])
+def test_bound_is_above_the_tight_value_and_within_the_budget(steps):
+    ledger = planned("pld")
+    ledger.charge(0, steps, 1.1)
+    tight = epsilon([SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=steps)], 1e-5)
+    assert ledger.epsilon(0) == tight
+    assert tight <= ledger.epsilon_bound(0) <= min(BUDGET.epsilon, tight * 1.01)
