@@ -39,7 +39,9 @@ def main(search_file: str, results_file: str) -> None:
     results = Path(results_file)
     lines = results.read_text().splitlines() if results.exists() else []
     done = [json.loads(line)["point"] for line in lines]
-    common = [f"{section}.{key}={json.dumps(value)}" for section, table in settings.items() for key, value in table.items()]
+    common = [
+        f"{section}.{key}={json.dumps(value)}" for section, table in settings.items() for key, value in table.items()
+    ]
     for point in combinations(search):
         if point in done:
             continue
@@ -48,7 +50,12 @@ def main(search_file: str, results_file: str) -> None:
             sys.exit('tuning must not look at the test set: set run.evaluate_on = "validation"')
         with tempfile.TemporaryDirectory() as folder:
             outcome = execute(config, Path(folder) / "run")
-        line = {"point": point, "validation_accuracy": outcome.accuracy, "epsilon": outcome.epsilon, "steps": outcome.steps}
+        line = {
+            "point": point,
+            "validation_accuracy": outcome.accuracy,
+            "epsilon": outcome.epsilon,
+            "steps": outcome.steps,
+        }
         with results.open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(line, flush=True)

@@ -1,20 +1,21 @@
 """The Python way: a federation from your own model and your own clients, stepped through round by round."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from alidpfl.data.own import Client, from_clients
+from alidpfl.data.own import Client, from_clients, labelled
 from alidpfl.engines.federation import Federation, ledger_for
 from alidpfl.engines.runner import SimulationData
-from alidpfl.errors import ConfigError
+from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
 from alidpfl.methods import DEFAULT_POLICIES, Method, make_method
 from alidpfl.policies import Policy, make_policy
+from alidpfl.policies.lookup import named
 from alidpfl.privacy import PrivacyBudget
 
 
@@ -100,9 +101,7 @@ def federate(
         data=_data(clients, test, public),
         method=method,
         policy=policy,
-        ledger=ledger_for(
-            method, privacy.budget, privacy.sample_rate, privacy.noise_multiplier, privacy.accountant
-        ),
+        ledger=ledger_for(method, privacy.budget, privacy.sample_rate, privacy.noise_multiplier, privacy.accountant),
         settings=_settings(privacy, max_rounds, learning_rate, seed, settings),
         server_settings=server,
         seed=seed,
@@ -115,6 +114,13 @@ def _settings(
     privacy: Privacy, max_rounds: int, learning_rate: float, seed: int | None, settings: dict[str, Any]
 ) -> FederationSettings:
     drawn = seed if seed is not None else int(torch.randint(2**62, (1,)))  # cohorts: no privacy hangs on them
+    if drawn < 0:
+        raise ConfigError(f"seed={seed} must not be negative")
+    known = {field.name: None for field in fields(FederationSettings)}
+    for name in settings:
+        named("setting of federate", name, known)
+    if "unsafe" in settings:
+        settings = {**settings, "unsafe": frozenset(settings["unsafe"])}
     try:
         return FederationSettings(
             max_rounds=max_rounds, sample_rate=privacy.sample_rate, learning_rate=learning_rate, seed=drawn, **settings
@@ -124,13 +130,15 @@ def _settings(
 
 
 def _data(clients: Sequence[Client], test: Client | None, public: Client | None) -> SimulationData:
-    """All records in one pair of tensors. Without test data, a client's own shape stands in, and nothing is evaluated."""
+    """All records in one pair of tensors. Without test data a client stands in for their shape only."""
+    if not clients:
+        raise DataError("there are no clients; give at least one")
     dataset = from_clients(clients, test=test if test is not None else clients[0])
     evaluation: dict[Part, tuple[Tensor, Tensor]] = {}
     if test is not None:
         evaluation["test"] = (dataset.test.inputs, dataset.test.targets)
     if public is not None:
-        held = from_clients([public], test=public).train
+        held = labelled(public, "public")
         evaluation["validation"] = (held.inputs, held.targets)
     assert dataset.natural_clients is not None  # noqa: S101 - for the type checker
     return SimulationData(

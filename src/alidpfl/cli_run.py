@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _EXIT_INTERRUPTED = 130
 
 
-def run(
+def run(  # noqa: PLR0917 - they are options
     config: Annotated[Path | None, typer.Argument(help="TOML file; without it the embedded default runs.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
@@ -43,7 +43,9 @@ def run(
     Example: alidpfl run --set privacy.epsilon=4 --set method.policy=ratio --out runs/mine
     """
     if resume_dir is not None and (config is not None or overrides or out is not None or data_dir is not None):
-        raise ConfigError("--resume takes its settings from the folder; leave out the configuration, --set, --out, --data-dir")
+        raise ConfigError(
+            "--resume takes its settings from the folder; leave out the configuration, --set, --out, --data-dir"
+        )
     with _Screen() as screen:
         screen.show("loading")
         from alidpfl.runs import execute, load_config, resume
@@ -56,7 +58,9 @@ def run(
             outcome = execute(settings, folder, listener=screen.listener(), tensorboard=tensorboard)
     _report(outcome, as_json)
     if outcome.stop_reason == "interrupted":
-        typer.echo(f"interrupted after round {outcome.rounds}; go on with: alidpfl run --resume {outcome.out}", err=True)
+        typer.echo(
+            f"interrupted after round {outcome.rounds}; go on with: alidpfl run --resume {outcome.out}", err=True
+        )
         raise typer.Exit(_EXIT_INTERRUPTED)
 
 
@@ -80,7 +84,9 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
     made = " (synthetic data)" if outcome.is_synthetic else ""
     accuracy = "not evaluated" if outcome.accuracy is None else f"accuracy {outcome.accuracy:.2f} %{made}"
     covered = "" if outcome.covers_everything else ", which does NOT cover the un-noised signals that were used"
-    typer.echo(f"{accuracy} at ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}; kept in {outcome.out}")
+    typer.echo(
+        f"{accuracy} at ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}; kept in {outcome.out}"
+    )
 
 
 def _without_nan(values: dict[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class SecantSums:
 
 @dataclass(frozen=True, kw_only=True)
 class RawSignals:
-    """Un-noised signals that the paper's rule asks of a client. NOT private: only with unsafe=["unaccounted-signals"]."""
+    """Un-noised signals that the paper's rule asks for. NOT private: only with unsafe=["unaccounted-signals"]."""
 
     curvature: float
     """‖∇F_i(w_i) − ∇F_i(w)‖ / ‖w_i − w‖."""
@@ -94,7 +94,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """What is known after a round: one line of `metrics.jsonl`. Holds no clock, so that a rerun writes the same bytes."""
+    """What is known after a round: one line of `metrics.jsonl`. No clock, so that a rerun writes the same bytes."""
 
     round: int
     """k, from 0."""

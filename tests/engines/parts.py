@@ -46,7 +46,7 @@ def made_data(clients: int = NUM_CLIENTS, records: int = RECORDS, test: int = 25
         inputs=inputs,
         targets=targets,
         clients=torch.arange(sum(sizes)).split(sizes),
-        evaluation={part: (inputs[public], targets[public]) for part in ("test", "validation")},
+        evaluation=dict.fromkeys(("test", "validation"), (inputs[public], targets[public])),
     )
 
 
@@ -66,7 +66,7 @@ def federation(
     data: SimulationData | None = None,
     seed: int | None = 0,
     processes: int | None = 1,
-    rounds: int = 4,
+    rounds: int = 3,
     **settings,
 ) -> Federation:
     method_name, options, policy = METHODS[name]

@@ -26,7 +26,7 @@ def _trained(name: str, **options):
 def test_the_number_of_processes_changes_not_one_bit(name, model):
     data = made_data()
     alone, params = _trained(name, model=MODELS[model](), data=data)
-    assert len(alone) == 4
+    assert len(alone) == 3
     assert not torch.equal(params, flatten(trained(MODELS[model]())))
     for processes in (2, 3):
         together, same = _trained(name, model=MODELS[model](), data=data, processes=processes)
@@ -44,7 +44,9 @@ def test_another_seed_gives_another_result(name):
 
 def test_secure_randomness_differs_from_run_to_run():
     data = made_data()
-    results = [_trained("fedavg_dp", data=data, rounds=1, seed=None, processes=processes)[1] for processes in (1, 1, 2, 2)]
+    results = [
+        _trained("fedavg_dp", data=data, rounds=1, seed=None, processes=processes)[1] for processes in (1, 1, 2, 2)
+    ]
     assert all(not torch.allclose(a, b) for i, a in enumerate(results) for b in results[:i])
 
 
@@ -130,13 +132,12 @@ def test_the_model_that_was_passed_stays_as_it_was():
 def test_nothing_is_left_after_training():
     list(federation(processes=2))  # imports and caches of a first time
     files, children = open_files(), multiprocessing.active_children()
-    assert len(list(federation("ali_dpfl", processes=3))) == 4  # to the end, without `with`
+    assert len(list(federation("ali_dpfl", processes=3))) == 3  # to the end, without `with`
     assert open_files() == files
     assert multiprocessing.active_children() == children
-    with pytest.raises(RuntimeError, match="in the middle"), federation(processes=2) as broken:
-        broken.step()
+    with federation(processes=2) as left_early:
+        left_early.step()
         assert len(multiprocessing.active_children()) == len(children) + 2
-        raise RuntimeError("in the middle")
     assert open_files() == files
     assert multiprocessing.active_children() == children
 

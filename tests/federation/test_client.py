@@ -95,7 +95,7 @@ def test_secants_of_pure_noise_are_what_their_own_figures_say():
     signals = torch.tensor([s.difference - s.noise for s in seen], dtype=torch.float64)
     claimed = seen[0].noise_variance
     assert abs(float(signals.mean())) < 4 * math.sqrt(claimed / len(seen))
-    assert claimed / 4 < float(signals.var()) < claimed  # never understated, and not by much overstated
+    assert claimed / 8 < float(signals.var()) < claimed  # never understated, nor beyond use
     assert sum(s.difference for s in seen) / 400 == pytest.approx(2 * 2 * 4000 * (1.5 * 0.7 / 8) ** 2, rel=0.01)
 
 
@@ -139,9 +139,7 @@ def test_update_release_sends_noise_when_the_update_is_not_finite():
 def test_raw_signals_are_the_papers_on_a_quadratic():
     """ℓ = |w·x − y|²/2 has curvature x² everywhere: the secant must find it."""
     data = ClientData(inputs=torch.full((8, 1), 3.0), targets=torch.zeros(8, dtype=torch.int64), rows=torch.arange(8))
-    objective = Objective(
-        model=torch.nn.Linear(1, 1, bias=False), loss=lambda out, y: 0.5 * (out[:, 0] - y).square()
-    )
+    objective = Objective(model=torch.nn.Linear(1, 1, bias=False), loss=lambda out, y: 0.5 * (out[:, 0] - y).square())
     plan = replace(PLAN, signals=frozenset({"raw"}))
     update = LocalTrainer(objective).train(torch.tensor([0.5]), data, plan, RandomStream.seeded(0))
     assert update.raw.curvature == pytest.approx(9.0, rel=1e-4)

@@ -207,7 +207,13 @@ def test_learning_rates_fall_with_the_scarcer_budget():
 
 @pytest.mark.parametrize(
     "setting",
-    [{"max_rounds": 0}, {"dropout_rate": 1.0}, {"time_limit": -1.0}, {"learning_rate": 0.0}, {"unsafe": frozenset({"x"})}],
+    [
+        {"max_rounds": 0},
+        {"dropout_rate": 1.0},
+        {"time_limit": -1.0},
+        {"learning_rate": 0.0},
+        {"unsafe": frozenset({"x"})},
+    ],
 )
 def test_settings_out_of_range_are_named(setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):

@@ -48,7 +48,9 @@ def test_shares_follow_the_sizes_and_respect_the_cap():
 
 
 def test_the_mean_is_weighted():
-    mean = server.mean_update(torch.ones(2), [update(torch.tensor([2.0, 1.0])), update(torch.tensor([1.0, 5.0]))], [0.25, 0.75])
+    mean = server.mean_update(
+        torch.ones(2), [update(torch.tensor([2.0, 1.0])), update(torch.tensor([1.0, 5.0]))], [0.25, 0.75]
+    )
     assert mean.tolist() == [0.25, 3.0]
 
 
@@ -76,6 +78,6 @@ def test_plain_steps_momentum_and_average_by_hand():
     "setting", [{"momentum": 1.0}, {"averaging": -0.1}, {"quorum": 0.0}, {"max_client_weight": 1.5}]
 )
 def test_settings_out_of_range_are_named(setting):
-    (name, value), = setting.items()
+    ((name, value),) = setting.items()
     with pytest.raises(ConfigError, match=f"{name}={value}"):
         ServerSettings(**setting)

@@ -84,7 +84,7 @@ class TestAdapDpfl:
         assert noises == pytest.approx([1.1] * 5 + [0.99] * 3 + [0.891])
 
     def test_settings_out_of_range_are_named(self):
-        with pytest.raises(ConfigError, match="noise_decay=1.5"):
+        with pytest.raises(ConfigError, match=r"noise_decay=1\.5"):
             AdapDpfl(**NUMBERS, noise_decay=1.5)
         with pytest.raises(ConfigError, match="clip_norm=1"):
             AdapDpfl(**NUMBERS, largest_clip_norm=0.5)

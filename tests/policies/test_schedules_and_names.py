@@ -93,8 +93,6 @@ def test_heterogeneity_as_the_paper_sets_it():
         {"max_steps": 0},
         {"steps_spent": -1},
         {"previous_steps": 1.5},
-        {"participation": 0.0},
-        {"participation": 1.1},
         {"num_params": 0},
         {"clip_norm": 0.0},
         {"noise_multiplier": -1.0},

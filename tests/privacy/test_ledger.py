@@ -84,8 +84,8 @@ def test_planned_ledger_refuses_other_noise_than_planned():
 
 def test_filtered_ledger_charges_less_noise_more():
     quiet, loud = filtered(), filtered()
-    quiet.charge(0, 100, 1.1)
-    loud.charge(0, 100, 0.9)
+    quiet.charge(0, 20, 1.1)
+    loud.charge(0, 20, 1.0)
     assert loud.epsilon(0) > quiet.epsilon(0)
     assert loud.affordable_steps(0, 1.1) < quiet.affordable_steps(0, 1.1)
 

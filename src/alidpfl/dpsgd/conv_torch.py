@@ -61,7 +61,7 @@ class KernelRows:
         """All gradients, written out."""
         batch, _, channels_out = self._grads.shape
         values = self._grads.new_empty(self._geometry.kernel[0], batch, channels_out, self._run)
-        squared = torch.empty(batch, dtype=torch.float64)
+        squared = self._grads.new_empty(batch, dtype=torch.float64)
         for part in _chunks(batch, self._windows[0].nbytes, 3 * SCRATCH_BYTES):
             squared[part] = self._write(part, values[:, part])
         return Stored(values=values.flatten(2), squared_norms=squared, to_parameter=self._to_parameter)

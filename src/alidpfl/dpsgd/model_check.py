@@ -62,8 +62,10 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise UnsupportedModelError(
             f"{name} is not initialised yet (a lazy layer); run the model once on a dummy input"
         )
-    if parameter.device.type != "cpu":
-        raise UnsupportedModelError(f"{name} is on {parameter.device}; alidpfl.dpsgd runs on the CPU: call model.cpu()")
+    if parameter.device.type not in ("cpu", "cuda"):
+        raise UnsupportedModelError(
+            f"{name} is on {parameter.device}; alidpfl.dpsgd runs on cpu and cuda: call model.cpu()"
+        )
     if parameter.dtype != torch.float32:
         raise UnsupportedModelError(
             f"{name} has dtype {parameter.dtype}; norms and noise are made for float32: call model.float()"

@@ -25,19 +25,23 @@ def made_up(like: Tensor, number: int, num_values: int | None = None) -> Tensor:
     Probe 0 is of numbers in [0, 1), probe 1 of both signs, probe 2 has an outlier; each is of another size. Integers
     differ between samples, and repeat: what compares labels across a batch must show.
     """
+    return _made_up(like, number, num_values).to(like.device)  # drawn on the CPU: the same numbers on every device
+
+
+def _made_up(like: Tensor, number: int, num_values: int | None) -> Tensor:
     shape = (_SIZES[number], *like.shape[1:])
-    generator = torch.Generator().manual_seed(number)
+    generator = torch.Generator("cpu").manual_seed(number)
     if like.is_floating_point():
         if number == 0:
-            return torch.rand(shape, generator=generator, dtype=like.dtype)
-        values = torch.randn(shape, generator=generator, dtype=like.dtype)
+            return torch.rand(shape, generator=generator, dtype=like.dtype, device="cpu")
+        values = torch.randn(shape, generator=generator, dtype=like.dtype, device="cpu")
         if number == NUM_PROBES - 1:
             values[-1] *= 100
         return values
     if like.dtype == torch.bool or num_values is None:
-        return torch.zeros(shape, dtype=like.dtype)
-    values = torch.randint(num_values, shape, generator=generator)
-    values[:2] = torch.tensor([0, num_values - 1]).view(2, *[1] * (len(shape) - 1))
+        return torch.zeros(shape, dtype=like.dtype, device="cpu")
+    values = torch.randint(num_values, shape, generator=generator, device="cpu")
+    values[:2] = torch.tensor([0, num_values - 1], device="cpu").view(2, *[1] * (len(shape) - 1))
     return values.to(like.dtype)
 
 

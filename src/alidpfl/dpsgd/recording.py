@@ -79,10 +79,12 @@ class _Tap(torch.autograd.Function):
 class Recording:
     """Hooks on the units of a model during one pass; afterwards `found` holds the gradients by full name."""
 
-    def __init__(self, units: Sequence[Unit], storage: Mapping[str, Storage], batch_size: int) -> None:
+    def __init__(
+        self, units: Sequence[Unit], storage: Mapping[str, Storage], batch_size: int, device: torch.device
+    ) -> None:
         self.found: dict[str, SampleGradients | Deferred] = {}
         self._units, self._storage, self._batch_size = units, storage, batch_size
-        self._anchor = torch.ones((), requires_grad=True)
+        self._anchor = torch.ones((), requires_grad=True, device=device)
         self._called: set[str] = set()
         self._listening = False
 

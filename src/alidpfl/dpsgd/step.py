@@ -114,7 +114,8 @@ def add_noise(gradients: dict[str, Tensor], scale: float, random: RandomStream) 
     sizes = [gradient.numel() for gradient in gradients.values()]
     noise = random.normal(sum(sizes))
     for (name, gradient), part in zip(gradients.items(), noise.split(sizes), strict=True):
-        gradients[name] = gradient.add_(part.view(gradient.shape), alpha=scale).float()
+        on_device = part.view(gradient.shape).to(gradient.device)
+        gradients[name] = gradient.add_(on_device, alpha=scale).float()
 
 
 @torch.no_grad()

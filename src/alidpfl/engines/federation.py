@@ -22,7 +22,7 @@ from alidpfl.types import ClientId, RoundRecord, StopReason
 def ledger_for(
     method: Method, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float, accountant: str
 ) -> Ledger:
-    """The accounts that a method needs: a Rényi filter where its noise follows outputs, else the accountant asked for."""
+    """The accounts that a method needs: a Rényi filter where noise follows outputs, else the accountant asked for."""
     if method.adapts_noise:
         return FilteredLedger(budget, sample_rate, noise_multiplier)
     rate = 1.0 if method.release == "update" else sample_rate  # a noised update is a release of all records
@@ -51,9 +51,7 @@ class Federation:
     ) -> None:
         """Put the parts together; see `alidpfl.federate` for the short way. `seed` None: secure randomness."""
         self._model = copy.deepcopy(model)
-        self._engine = Simulation(
-            model=model, method=method, data=data, seed=seed, processes=processes, device=device
-        )
+        self._engine = Simulation(model=model, method=method, data=data, seed=seed, processes=processes, device=device)
         self.training = Training(
             engine=self._engine,
             method=method,

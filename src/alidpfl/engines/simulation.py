@@ -107,7 +107,7 @@ class Simulation:
 
     def _ready_pool(self, num_slots: int, params: Tensor) -> WorkerPool:
         """Workers with shared memory for this many clients, and the weights in it."""
-        if self._pool is None or len(self._pool.weights) < num_slots:
+        if self._pool is None or self._pool.is_closed or len(self._pool.weights) < num_slots:
             self.close()
             self._pool = WorkerPool(self._runner, SharedWeights(num_slots, len(params)), self._processes)
         self._pool.weights.global_weights.copy_(params)

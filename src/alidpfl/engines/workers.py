@@ -5,8 +5,9 @@ Forking needs no pickling: models, losses and data sets from a notebook work as 
 
 import mmap
 import multiprocessing
+import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -21,6 +22,7 @@ from alidpfl.federation.settings import Part
 from alidpfl.types import ClientPlan, ClientUpdate
 
 _NOTHING = torch.zeros(0)
+_STDERR = 2  # the last of the standard streams
 
 TrainTask: TypeAlias = tuple[int, ClientPlan]
 """Which slot of shared memory takes the weights, and the plan."""
@@ -60,22 +62,37 @@ class WorkerPool:
         self._processes = []
         for _ in range(num_workers):
             ours, theirs = context.Pipe()
-            inherited = [*self._pipes, ours]
-            process = context.Process(target=_work, args=(runner, weights, theirs, inherited), daemon=True)
+            process = context.Process(target=_work, args=(runner, weights, theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
 
     def run(self, tasks: Iterable[Task], longest_first: Callable[[Task], float] | None = None) -> list[Any]:
-        """Run all tasks, the longest first so that no process is left with it at the end."""
+        """Run all tasks, the longest first so that no process is left with it at the end.
+
+        A task that fails leaves the pool usable. A worker that died, or Ctrl-C, closes it: answers would be left in
+        its pipes, and the next tasks would get them.
+        """
         tasks = list(tasks)
         order = sorted(range(len(tasks)), key=lambda i: -longest_first(tasks[i]) if longest_first else i)
+        try:
+            results = self._results(tasks, order)
+        except BaseException:
+            self.close()
+            raise
+        failure = next((answer for answer in results.values() if isinstance(answer, BaseException)), None)
+        if failure is not None:
+            raise failure
+        return [results[number] for number in range(len(tasks))]
+
+    def _results(self, tasks: Sequence[Task], order: Iterable[int]) -> dict[int, Any]:
+        """Answers by the tasks' numbers; after a failure no more tasks are begun."""
         waiting, idle, results = iter(order), list(self._pipes), {}
-        failure: BaseException | None = None
+        has_failed = False
         busy: dict[Connection, int] = {}
         while True:
-            while idle and failure is None and (number := next(waiting, None)) is not None:
+            while idle and not has_failed and (number := next(waiting, None)) is not None:
                 pipe = idle.pop()
                 self._send(pipe, tasks[number])
                 busy[pipe] = number
@@ -85,54 +102,63 @@ class WorkerPool:
                 pipe = cast("Connection", ready)
                 number, answer = busy.pop(pipe), self._receive(pipe)
                 idle.append(pipe)
-                if isinstance(answer, BaseException):
-                    failure = failure or answer  # let the others finish, so that their pipes are empty again
+                has_failed |= isinstance(answer, BaseException)  # let the others finish: their pipes must be empty
                 results[number] = answer
-        if failure is not None:
-            raise failure
-        return [results[number] for number in range(len(tasks))]
+        return results
+
+    @property
+    def is_closed(self) -> bool:
+        """True if it has no workers any more."""
+        return not self._processes
 
     def close(self) -> None:
-        """End the processes; they hold nothing that must be saved."""
-        for pipe in self._pipes:
-            pipe.close()
+        """End the processes at once, at work or not; they hold nothing that must be saved."""
         for process in self._processes:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.kill()
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
+            process.join()
+            process.close()
+            pipe.close()
         self._pipes, self._processes = [], []
 
     def _send(self, pipe: Connection, task: Task) -> None:
         try:
             pipe.send(task)
         except (BrokenPipeError, ConnectionResetError):
-            raise self._died() from None
+            raise self._died(pipe) from None
 
     def _receive(self, pipe: Connection) -> Any:
         try:
             return pipe.recv()
         except (EOFError, ConnectionResetError):
-            raise self._died() from None
+            raise self._died(pipe) from None
 
-    def _died(self) -> WorkerError:
-        codes = [process.exitcode for process in self._processes if process.exitcode is not None]
+    def _died(self, pipe: Connection) -> WorkerError:
+        process = self._processes[self._pipes.index(pipe)]
+        process.join()  # its pipe closes a moment before it ends
         return WorkerError(
-            f"a worker process died (exit codes {codes}): often the machine ran out of memory; resume the run with fewer "
-            "processes (run.processes)"
+            f"a worker process died (exit code {process.exitcode}): often for lack of memory; resume the run with "
+            "fewer processes (run.processes)"
         )
 
 
-def _work(runner: Runner, weights: SharedWeights, pipe: Connection, inherited: list[Connection]) -> None:
+def _work(runner: Runner, weights: SharedWeights, pipe: Connection) -> None:
     """Answer tasks until the parent is gone."""
-    for other in inherited:  # or the parent's death would not close them
-        other.close()
+    _close_files_but(pipe.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, after the round
     torch.set_num_threads(1)
     keep_heap()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             pipe.send(_answer(runner, weights, pipe.recv()))
+
+
+def _close_files_but(kept: int) -> None:
+    """Let go of what the fork copied: pipes, which would not end with the parent, and locks, which would outlive it."""
+    for name in os.listdir("/proc/self/fd"):
+        if (number := int(name)) > _STDERR and number != kept:
+            with suppress(OSError):  # that of the listing is closed already
+                os.close(number)
 
 
 def _answer(runner: Runner, weights: SharedWeights, task: Task) -> Any:
@@ -145,7 +171,7 @@ def _answer(runner: Runner, weights: SharedWeights, task: Task) -> Any:
         return runner.evaluate(weights.global_weights, first, second)  # type: ignore[arg-type]
     except AliDpflError as error:
         return error
-    except Exception as error:  # noqa: BLE001 - a text that may quote data must not leave the client
+    except Exception as error:
         return WorkerError(
             f"training or evaluation failed with {type(error).__name__}; the details may quote data and are withheld: "
             "run with processes=1 under a debugger to see them"

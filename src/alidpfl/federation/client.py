@@ -7,7 +7,6 @@ by name and are outside every guarantee.
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from alidpfl.dpsgd import PerSampleClipper, RandomStream, StepSettings, add_noise, dp_sgd_step, poisson_sample
@@ -104,7 +103,9 @@ def _noised_update(before: Tensor, after: Tensor, plan: ClientPlan, random: Rand
     update = (after - before).double()
     norm = update.norm()
     # Not finite: the update is dropped as a whole, and the noise still goes out.
-    update = update * min(1.0, plan.clip_norm * (1 - 1e-6) / float(norm)) if 0 < norm < math.inf else update.new_zeros(())
+    update = (
+        update * min(1.0, plan.clip_norm * (1 - 1e-6) / float(norm)) if 0 < norm < math.inf else update.new_zeros(())
+    )
     released = {"update": update.expand(before.shape).clone()}
     add_noise(released, 2 * plan.clip_norm * plan.noise_multiplier, random)
     return before + released["update"]
@@ -148,7 +149,7 @@ class _NoisedGradients:
         self._crossed += crossed_noise(inner(change, moved), displacement, noise, learning_rate)
 
     def secants(self) -> SecantSums | None:
-        """Sums over consecutive pairs. The noises n of a pair differ by N(0, 2s² I), s² the variance of a coordinate."""
+        """Sums over consecutive pairs. A pair's noises n differ by N(0, 2s² I), s² the variance of a coordinate."""
         if self._pairs == 0:
             return None
         fourth = self._num_params * self._variance**2  # d s⁴

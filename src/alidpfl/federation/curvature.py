@@ -82,7 +82,7 @@ def _mean_gradient(
     arrived: Sequence[tuple[float, ClientPlan, ClientUpdate]],
     sizes: Mapping[ClientId, int],
 ) -> _MeanGradient | None:
-    """−(mean update) / Σ η: a mean over clients and steps of noised gradients. None where plans differ in step sizes."""
+    """−(mean update) / Σ η: a mean over clients and steps of noised gradients. None where step sizes differ."""
     rates = {plan.learning_rates for _, plan, _ in arrived}
     if len(rates) != 1 or any(plan.release != "step" for _, plan, _ in arrived):
         return None
@@ -114,7 +114,7 @@ def _across(last: _MeanGradient | None, now: _MeanGradient | None) -> SecantSums
         difference=squared_norm(change),
         displacement=displacement,
         noise=num_params * variance + crossed,
-        # 2 d v² is that of ‖N(0, v I)‖². Two rounds running share a gradient (correlation 1/4), which an average of them
-        # feels as half as much again.
+        # 2 d v² is that of ‖N(0, v I)‖². Pairs of rounds share a gradient with the next (correlation 1/4), which their
+        # average feels as half as much again.
         noise_variance=1.5 * 2 * num_params * variance**2,
     )

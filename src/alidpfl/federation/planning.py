@@ -122,7 +122,9 @@ class RoundPlanner:
             clip_norm=sum(n.clip_norm for n in numbers) / len(numbers),
             noise_multiplier=numbers[0].noise_multiplier,
             sample_rate=settings.sample_rate,
-            learning_rate=settings.learning_rate,
+            learning_rate=learning_rate(
+                settings.schedule, settings.learning_rate, progress.round / settings.max_rounds
+            ),
             expected_batch_size=settings.sample_rate * min(sizes),
             weight_concentration=sum((size / sum(sizes)) ** 2 for size in sizes),
             heterogeneity=settings.heterogeneity,

@@ -36,9 +36,7 @@ def raw_signals(objective: Objective, before: Tensor, after: Tensor, data: "Clie
     return RawSignals(curvature=change / moved if moved > 0 else 0.0, loss_before=loss_before, loss_after=loss_after)
 
 
-def _loss_and_gradient(
-    objective: Objective, weights: Tensor, inputs: Tensor, targets: Tensor
-) -> tuple[float, Tensor]:
+def _loss_and_gradient(objective: Objective, weights: Tensor, inputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:
     parameters = trained(objective.model)
     device = next(iter(parameters.values())).device
     load(weights, parameters)

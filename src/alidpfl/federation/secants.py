@@ -8,8 +8,8 @@ What is wanted is ‖g' − g‖². What is seen is ‖g̃' − g̃‖², larger
   the signal, and an estimate that ignores it is far too high.
 
 tr(H) is not known, but ⟨g̃' − g̃, w' − w⟩ − c s² d estimates (w' − w)ᵀ H (w' − w), and the noise's part of that,
-c² s² tr(H), is about its share f in the step's length. Taking the estimate off leaves a variance of (8 − 16f + 12f²) d s⁴
-for each pair, which is at most the 8 d s⁴ of ‖n' − n‖² itself.
+c² s² tr(H), is about its share f in the step's length. Taking the estimate off leaves a variance of
+(8 − 16f + 12f²) d s⁴ for each pair, at most the 8 d s⁴ of ‖n' − n‖² itself.
 """
 
 import torch

@@ -53,12 +53,10 @@ class FederationSettings:
         for name in ("dropout_rate", "straggler_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be in [0, 1)")
-        for name in ("time_limit", "traffic_limit", "clients_per_round"):
+        for name in ("learning_rate", "time_limit", "traffic_limit", "clients_per_round"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name}={value} must be greater than 0; leave it out for none")
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigError(f"learning_rate={self.learning_rate} must be greater than 0")
+                raise ConfigError(f"{name}={value} must be greater than 0")
         unknown = self.unsafe - {UNACCOUNTED_SIGNALS}
         if unknown:
             raise ConfigError(f"unsafe={sorted(unknown)} is unknown; it may name {UNACCOUNTED_SIGNALS!r}")

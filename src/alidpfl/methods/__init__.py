@@ -12,7 +12,12 @@ from alidpfl.methods.method import Method, Numbers, State
 from alidpfl.methods.objective import Objective
 from alidpfl.methods.pe_dpfl import PeDpfl
 
-METHODS: dict[str, Callable[..., Method]] = {"fedavg_dp": FedAvgDp, "ali_dpfl": ali_dpfl, "adap_dpfl": AdapDpfl, "pe_dpfl": PeDpfl}
+METHODS: dict[str, Callable[..., Method]] = {
+    "fedavg_dp": FedAvgDp,
+    "ali_dpfl": ali_dpfl,
+    "adap_dpfl": AdapDpfl,
+    "pe_dpfl": PeDpfl,
+}
 
 DEFAULT_POLICIES = {"fedavg_dp": "fixed", "ali_dpfl": "ali", "adap_dpfl": "fixed", "pe_dpfl": "fixed"}
 """Whose τ is fixed takes `local_steps`; the ALI-DPFL paper runs the last two at τ = 3."""

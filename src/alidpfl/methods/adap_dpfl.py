@@ -8,6 +8,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -65,9 +66,7 @@ class AdapDpfl:
         clip_norm = state["clip_norms"].get(str(client), self.clip_norm)
         return Numbers(clip_norm=clip_norm, noise_multiplier=state["noise_multiplier"])
 
-    def observe(
-        self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None
-    ) -> State:
+    def observe(self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None) -> State:
         """Follow the gradients' norms; lower σ after three falls of the public loss, then count anew."""
         clip_norms = dict(state["clip_norms"])
         for update in updates:
@@ -76,7 +75,7 @@ class AdapDpfl:
         losses = [*state["losses"], public_loss] if public_loss is not None else list(state["losses"])
         noise_multiplier = state["noise_multiplier"]
         losses = losses[-(_FALLS + 1) :]
-        if len(losses) == _FALLS + 1 and all(b < a for a, b in zip(losses, losses[1:], strict=False)):
+        if len(losses) == _FALLS + 1 and all(later < earlier for earlier, later in pairwise(losses)):
             noise_multiplier *= self.noise_decay
             losses = losses[-1:]
         return {"clip_norms": clip_norms, "noise_multiplier": noise_multiplier, "losses": losses}

@@ -39,8 +39,6 @@ class FedAvgDp:
         """The same for everybody, always."""
         return Numbers(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
-    def observe(
-        self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None
-    ) -> State:
+    def observe(self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None) -> State:
         """Nothing to learn."""
         return dict(state)

@@ -53,7 +53,5 @@ class Method(Protocol):
     def numbers(self, state: Mapping[str, Any], client: ClientId) -> Numbers:
         """C and σ for this client's next round."""
 
-    def observe(
-        self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None
-    ) -> State:
+    def observe(self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None) -> State:
         """The memory after a round."""

@@ -64,9 +64,7 @@ class PeDpfl:
             moved = [cross_entropy(outputs[:, 1 + draw], targets) for draw in range(self.draws)]
             return plain + self.regularisation * (torch.stack(moved).mean(0) - plain)
 
-        return Objective(
-            model=perturbed, loss=loss, before_step=lambda random: head.draw(self.perturbation, random)
-        )
+        return Objective(model=perturbed, loss=loss, before_step=lambda random: head.draw(self.perturbation, random))
 
     def start(self) -> State:
         """Nothing to remember."""
@@ -76,9 +74,7 @@ class PeDpfl:
         """The same for everybody, always."""
         return Numbers(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
-    def observe(
-        self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None
-    ) -> State:
+    def observe(self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None) -> State:
         """Nothing to learn."""
         return dict(state)
 

@@ -54,17 +54,16 @@ class Reference:
 
 
 def enough_rounds(situation: Situation) -> bool:
-    """Lemma 1's case: R_s >= R_c, in rounds that one client takes part in. Then τ = 1."""
-    return situation.max_rounds * situation.share >= situation.max_steps
+    """Lemma 1's case: R_s >= R_c. Then τ = 1."""
+    return situation.max_rounds >= situation.max_steps
 
 
 def optimum(situation: Situation, *, curvature: float, heterogeneity: float, tail: float = 1.0) -> float:
     """τ* of Lemma 2 with T = min(R_s·τ_previous, R_c), the steps of the whole run.
 
-    With a share of the clients in each round, the model takes up to R_c/share steps though no client takes more than
-    R_c. Before the first round τ_previous counts as 1.
+    Before the first round τ_previous counts as 1.
     """
-    most = float(situation.max_steps / situation.share)
+    most = float(situation.max_steps)
     return lemma2_optimum(
         curvature=curvature,
         heterogeneity=heterogeneity,

@@ -1,12 +1,7 @@
-"""How fast the budget may go: the even pace, and the clamp that every policy's answer passes through.
-
-With a share of the clients in each round, one client takes part in about share·R_s rounds, so that its even pace is
-R_c / (share·R_s).
-"""
+"""How fast the budget may go: the even pace, and the clamp that every policy's answer passes through."""
 
 import math
 from dataclasses import replace
-from fractions import Fraction
 
 from alidpfl.errors import ConfigError
 from alidpfl.policies.situation import MOST, Decision, Situation
@@ -18,7 +13,7 @@ that is 2 to 5), but no estimate is good enough to be trusted with the whole bud
 uncapped Lemma 2 spends 314 steps in 19 of 158 rounds. Twice the pace is the smallest whole factor that lets τ move."""
 
 
-def ratio_steps(k: int, max_rounds: int | Fraction, max_steps: int) -> int:
+def ratio_steps(k: int, max_rounds: int, max_steps: int) -> int:
     """τ_k = floor((k+1)R_c/R_s) − floor(k R_c/R_s), and 1 where R_c <= R_s: R_c spread evenly (Bresenham).
 
     >>> [ratio_steps(k, 4, 10) for k in range(4)]
@@ -26,19 +21,19 @@ def ratio_steps(k: int, max_rounds: int | Fraction, max_steps: int) -> int:
     """
     if max_steps <= max_rounds:
         return 1
-    return math.floor((k + 1) * max_steps / Fraction(max_rounds)) - math.floor(k * max_steps / Fraction(max_rounds))
+    return (k + 1) * max_steps // max_rounds - k * max_steps // max_rounds
 
 
 def even_steps(situation: Situation) -> int:
     """The even pace for this round: `ratio_steps`, held to what is left over the rounds that are left.
 
     On plan the clamp never binds, so that this is the Bresenham sequence: S = ceil(R·R_c/R_s) steps are then left for
-    R rounds, and each coming τ_k lies between floor(S/R) and ceil(S/R). Off plan (dropouts, limits that moved, luck
-    in who took part) the clamp is the plan. Either way the last round takes what is left.
+    R rounds, and each coming τ_k lies between floor(S/R) and ceil(S/R). Off plan (limits that moved) the clamp is the
+    plan. Either way the last round takes what is left.
     """
     _require_steps(situation)
-    expected = _rounds_to_come(situation)
-    planned = ratio_steps(situation.round, situation.max_rounds * situation.share, situation.max_steps)
+    expected = situation.rounds_left
+    planned = ratio_steps(situation.round, situation.max_rounds, situation.max_steps)
     low, high = situation.steps_left // expected, math.ceil(situation.steps_left / expected)
     return min(max(planned, low, 1), high, situation.steps_left)
 
@@ -52,9 +47,9 @@ def paced(decision: Decision, situation: Situation, limit: float | None = PACE_L
     _require_steps(situation)
     most = situation.steps_left
     if limit is not None:
-        expected = _rounds_to_come(situation)
+        expected = situation.rounds_left
         cap = math.floor(min(checked_limit(limit), MOST) * math.ceil(situation.steps_left / expected))
-        most = min(most, max(1, min(cap, situation.steps_left - (math.ceil(expected) - 1))))
+        most = min(most, max(1, min(cap, situation.steps_left - (expected - 1))))
     steps = min(max(1, decision.local_steps), most)
     if steps >= decision.local_steps:
         return replace(decision, local_steps=steps)
@@ -75,11 +70,6 @@ def nearest_whole(optimum: float) -> int:
     (1, 3, True)
     """
     return max(1, int(min(optimum, float(MOST)) + 0.5))
-
-
-def _rounds_to_come(situation: Situation) -> Fraction:
-    """Rounds that one client still takes part in, on average; this one counts whole."""
-    return max(Fraction(1), situation.rounds_left * situation.share)
 
 
 def _require_steps(situation: Situation) -> None:

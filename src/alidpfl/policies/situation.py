@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Protocol
 
 from alidpfl.privacy import checks
@@ -27,13 +26,11 @@ class Situation:
     max_rounds: int
     """R_s, already reduced where a time or traffic limit is tighter."""
     max_steps: int
-    """R_c of one client."""
+    """R_c: the Σ τ that the clients' budgets pay for. Where a share of them takes part in a round, R_c / share."""
     steps_spent: int
-    """Local steps so far of the client who ran most."""
+    """Σ τ so far."""
     previous_steps: int
     """τ of the last round; 0 before the first."""
-    participation: float = 1.0
-    """Share of the clients that take part in a round, in (0, 1]."""
     num_params: int
     """d."""
     clip_norm: float
@@ -65,7 +62,7 @@ class Situation:
         unit = f"must be between {_TINIEST:g} and {_LARGEST:g}; is its unit right?"
         checks.between("clip_norm", self.clip_norm, _TINIEST, _LARGEST, rule=unit)
         checks.between("noise_multiplier", self.noise_multiplier, 0, _LARGEST, rule="must be 0 or more")
-        for name in ("participation", "sample_rate", "weight_concentration"):
+        for name in ("sample_rate", "weight_concentration"):
             _positive(name, getattr(self, name), most=1, rule="must be in (0, 1]")
         _positive("learning_rate", self.learning_rate, most=math.inf, rule="must be above 0")
         _positive("expected_batch_size", self.expected_batch_size, most=MOST, rule="must be above 0: q·n, not a rate")
@@ -73,18 +70,13 @@ class Situation:
 
     @property
     def steps_left(self) -> int:
-        """Local steps that the client who ran most can still pay for."""
+        """Local steps that can still be paid for."""
         return max(0, self.max_steps - self.steps_spent)
 
     @property
     def rounds_left(self) -> int:
         """Rounds to come, this one included: at least 1, since this one is being planned."""
         return max(1, self.max_rounds - self.round)
-
-    @property
-    def share(self) -> Fraction:
-        """`participation` as the fraction that was meant: 0.1 is 1/10, so that floors do not fall one short."""
-        return max(Fraction(self.participation).limit_denominator(10**6), Fraction(1, 10**6))
 
     @property
     def batch_size(self) -> float:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from alidpfl.errors import BudgetExceededError
+from alidpfl.privacy import checks
 from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.filter import RdpFilter
-from alidpfl.privacy.mechanisms import GaussianRelease, Mechanism, SampledGaussian
+from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian
 
 ClientId = int
 
@@ -63,9 +64,7 @@ class PlannedLedger:
         releases: tuple[GaussianRelease, ...] = (),
     ) -> None:
         """Every client is charged `releases` first, then steps of one kind (sample_rate=1: noise on whole updates)."""
-        self.max_steps = max_steps(
-            budget, sample_rate, noise_multiplier, accountant=accountant, already_spent=releases
-        )
+        self.max_steps = max_steps(budget, sample_rate, noise_multiplier, accountant=accountant, already_spent=releases)
         self._budget, self._accountant, self._releases = budget, accountant, releases
         self._sample_rate, self._noise_multiplier = sample_rate, noise_multiplier
         self._steps: Counter[ClientId] = Counter()
@@ -77,13 +76,12 @@ class PlannedLedger:
 
     def charge(self, client: ClientId, steps: int, noise_multiplier: float) -> None:
         """Book `steps` steps, or refuse."""
+        checks.whole("steps", steps, low=1, high=MAX_STEPS)  # a negative number would be a refund
         if steps > (left := self.affordable_steps(client, noise_multiplier)):
             raise BudgetExceededError(
                 f"client {client} cannot pay for {steps} steps: {left} of {self.max_steps} are left of "
                 f"epsilon={self._budget.epsilon:g}; plan at most affordable_steps"
             )
-        if steps < 0:  # a refund: whoever can ask for one has no budget
-            raise BudgetExceededError(f"steps={steps} must not be negative: nothing is given back")
         self._steps[client] += steps
 
     def steps_spent(self, client: ClientId) -> int:
@@ -111,9 +109,7 @@ class PlannedLedger:
         steps = self._steps[client]
         if steps == 0:
             return list(self._releases)
-        step = SampledGaussian(
-            sample_rate=self._sample_rate, noise_multiplier=self._noise_multiplier, steps=steps
-        )
+        step = SampledGaussian(sample_rate=self._sample_rate, noise_multiplier=self._noise_multiplier, steps=steps)
         return [*self._releases, step]
 
     def _check_noise(self, noise_multiplier: float) -> None:

@@ -1,5 +1,6 @@
 """From a Config to a Federation: load the data, split them, make the model, calibrate the noise."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,18 @@ from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
-from alidpfl.methods import DEFAULT_POLICIES, Method, make_method
+from alidpfl.methods import DEFAULT_POLICIES, METHODS, Method, make_method
 from alidpfl.models import linear, mlp, paper_cnn
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
+from alidpfl.policies.lookup import named
 from alidpfl.privacy import PrivacyBudget, noise_multiplier_for
 from alidpfl.runs.config import Config
 
 _IMAGE_DIMS = 3
+# Settings of their own, or parts of the method: a configuration must not have un-noised signals sent, say.
+_NOT_OPTIONS = frozenset(
+    {"adapts_noise", "clip_norm", "name", "needs_public_loss", "noise_multiplier", "release", "signals"}
+)
 _LOCAL_STEPS = {"adap_dpfl": 3, "pe_dpfl": 3}  # as the paper runs them
 
 
@@ -59,7 +65,7 @@ def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None 
         dataset=dataset,
         federation=federation,
         noise_multiplier=noise_multiplier,
-        warnings=_warnings(config, data.clients),
+        warnings=_warnings(config, policy, data.clients),
     )
 
 
@@ -95,13 +101,22 @@ def _policy(config: Config) -> Policy:
     if name == "fixed":
         options.setdefault("local_steps", _fixed_steps(config))
     elif config.method.local_steps is not None:
-        raise ConfigError(f"method.local_steps={config.method.local_steps} is for policy fixed, not for {name}; leave it out")
-    return make_policy(name, **options)
+        raise ConfigError(
+            f"method.local_steps={config.method.local_steps} is for policy fixed, not for {name}; leave it out"
+        )
+    try:
+        return make_policy(name, **options)
+    except TypeError as error:  # a value of the wrong type
+        raise ConfigError(f"method.policy_options={options}: {error}") from None
 
 
 def _method(config: Config, noise_multiplier: float) -> Method:
+    name, options = config.method.name, config.method.options
+    known = {option: None for option in inspect.signature(METHODS[name]).parameters if option not in _NOT_OPTIONS}
+    for option in options:
+        named(f"method.options of {name}", option, known)
     settings = {"clip_norm": config.method.clip_norm, "noise_multiplier": noise_multiplier}
-    method = make_method(config.method.name, **settings, **config.method.options)
+    method = make_method(name, **settings, **options)
     if method.needs_public_loss and config.data.validation == 0:
         raise ConfigError(
             f"{method.name} looks at the loss on public data: set data.validation, such as 0.02, to hold that share of "
@@ -172,7 +187,9 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
         if config.model.name == "mlp":
             return mlp(shape, classes, config.model.hidden)
         if len(shape) != _IMAGE_DIMS:
-            raise ConfigError(f'model.name="cnn" needs images; {dataset.name} has inputs of shape {shape}: use "linear"')
+            raise ConfigError(
+                f'model.name="cnn" needs images; {dataset.name} has inputs of shape {shape}: use "linear"'
+            )
         return paper_cnn((shape[0], shape[1], shape[2]), classes)
 
 
@@ -219,7 +236,7 @@ def _device(config: Config) -> str:
     return config.run.device
 
 
-def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
+def _warnings(config: Config, policy: Policy, clients: Sequence[Tensor]) -> tuple[str, ...]:
     found = []
     small = small_clients([rows.numpy() for rows in clients], config.privacy.sample_rate)
     if small:
@@ -228,6 +245,6 @@ def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
             f"{len(small)} of {len(clients)} clients expect less than one record a batch (clients {names}): their "
             "updates are mostly noise; raise privacy.sample_rate or data.min_samples"
         )
-    if config.privacy.unsafe:
+    if policy.needs_raw_signals:
         found.append("un-noised signals leave the clients: epsilon does NOT cover this run")
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Every setting of a run, with its default and meaning. The defaults together are the embedded default of `make run`."""
+"""Every setting of a run, with its default and meaning. The defaults together are what `make run` runs."""
 
 from typing import Annotated, Any, Literal
 

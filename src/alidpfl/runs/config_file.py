@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from alidpfl.errors import ConfigError
 from alidpfl.runs.config import Config
 
+_LONGEST_VALUE = 200  # of a value in an error message
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
     """The configuration in `path` (None: the embedded default), changed by `overrides` such as "privacy.epsilon=4".
@@ -51,7 +52,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"there is no configuration file {path}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number or a nesting beyond all measure
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -87,7 +88,7 @@ def _value(text: str) -> Any:
     """As TOML would read it; what TOML cannot read is a text without its quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -101,7 +102,15 @@ def _explained(problem: Any) -> str:
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
         options = _literals(path)
         return f"{key}={problem['input']!r} must be {choices}; did you mean {_nearest(problem['input'], options)!r}?"
-    return f"{key}={problem['input']!r}: {message[:1].lower()}{message[1:]}"
+    return f"{key}={_shown(problem['input'])}: {message[:1].lower()}{message[1:]}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python prints no number of more than 4,300 digits
+        return f"({type(value).__name__})"
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def _nearest_key(path: list[str]) -> str:

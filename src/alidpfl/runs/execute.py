@@ -1,4 +1,4 @@
-"""Run a configuration to its end, a checkpoint after every round, so that it can be killed at any moment and resumed."""
+"""Run a configuration to its end, with a checkpoint after every round: killed at any moment, it can be resumed."""
 
 import signal
 import threading
@@ -50,9 +50,7 @@ class Listener:
     on_round: Callable[[RoundRecord, float], None] = lambda _record, _seconds: None
 
 
-def execute(
-    config: Config, out: str | Path, *, listener: Listener | None = None, tensorboard: bool = False
-) -> Outcome:
+def execute(config: Config, out: str | Path, *, listener: Listener | None = None, tensorboard: bool = False) -> Outcome:
     """A new run into the directory `out`, which must not hold one already."""
     listener = listener or Listener()
     directory = RunDirectory.create(out)  # first: a folder that cannot be used is known before the data are loaded

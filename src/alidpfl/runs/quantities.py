@@ -1,5 +1,6 @@
 """Durations and sizes as people write them."""
 
+import math
 import re
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -29,4 +30,7 @@ def _scaled(text: str, units: dict[str, int], what: str) -> float:
     unit = found and next((u for u in units if u.lower() == found[2].lower()), None)
     if found is None or unit is None:
         raise ValueError(f"must be {what}")
-    return float(found[1]) * units[unit]
+    amount = float(found[1]) * units[unit]
+    if amount == math.inf:
+        raise ValueError(f"must be {what}")
+    return amount
