@@ -8,13 +8,13 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 SET_UP := $(VENV)/.set-up
 SET_UP_BENCH := $(VENV)/.set-up-bench
 
-.PHONY: help run test lint types contracts unit test-slow mutants bench bench-accounting format clean
+.PHONY: help run test lint types contracts unit test-slow mutants bench bench-accounting docs format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
-run: $(SET_UP) ## Run the main job on the embedded default (until training exists: the accounting table)
-	@$(BIN)/alidpfl account
+run: $(SET_UP) ## Train on the embedded default: ten clients, epsilon = 2, about a minute
+	@$(BIN)/alidpfl run $(ARGS)
 
 test: lint types contracts unit ## Lint, check types and import contracts, run the tests
 
@@ -43,6 +43,9 @@ bench: $(SET_UP_BENCH) ## Measure the step against plain SGD and the peers, and 
 
 bench-accounting: $(SET_UP) ## Measure only the accountants
 	$(BIN)/python -m benchmarks.accounting
+
+docs: $(SET_UP) ## Write docs/configuration.md anew
+	$(BIN)/python -m alidpfl.runs.reference > docs/configuration.md
 
 format: $(SET_UP) ## Format and fix what ruff can fix
 	$(BIN)/ruff format .

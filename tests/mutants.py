@@ -30,6 +30,8 @@ class Mutant:
 
 STEP, CLIPPING, RANDOM = "tests/dpsgd/test_step.py", "tests/dpsgd/test_clipping.py", "tests/dpsgd/test_randomness.py"
 MODELS, NATIVE = "tests/dpsgd/test_model_check.py", "src/alidpfl/dpsgd/_native_kernels.h"
+CLIENT, LOOP, SERVER = (f"tests/federation/test_{name}.py" for name in ("client", "loop", "server"))
+LEDGER, CURVATURE = "tests/privacy/test_ledger.py", "tests/federation/test_curvature.py"
 GOLDEN, ACCOUNTANTS = "tests/privacy/test_accounting_golden.py", "tests/privacy/test_accountants.py"
 
 MUTANTS = (
@@ -270,6 +272,115 @@ MUTANTS = (
         "if not self._epsilon(rdp_spent) <= self.budget.epsilon:",
         "if not self._epsilon(self.rdp_spent) <= self.budget.epsilon:",
         "tests/privacy/test_rdp_filter.py",
+    ),
+    Mutant(
+        "clients charged after they answered",
+        "src/alidpfl/federation/loop.py",
+        "        self._charge(plans)  # before dispatch: what is asked for counts as spent, whatever comes back\n"
+        "        updates = self._dispatch(plans)\n",
+        "        updates = self._dispatch(plans)\n        self._charge(plans)\n",
+        LOOP,
+    ),
+    Mutant(
+        "dropouts not charged",
+        "src/alidpfl/federation/loop.py",
+        "        for plan in plans:\n            self._ledger.charge(",
+        "        lost = self._planner.failures(self.progress.round, [plan.client for plan in plans])\n"
+        "        for plan in (p for p in plans if p.client not in lost):\n            self._ledger.charge(",
+        LOOP,
+    ),
+    Mutant(
+        "a step more than the budget pays for",
+        "src/alidpfl/privacy/ledger.py",
+        "return self.max_steps - self._steps[client]",
+        "return self.max_steps - self._steps[client] + 1",
+        LEDGER,
+    ),
+    Mutant(
+        "the accounts start anew after a restart",
+        "src/alidpfl/federation/loop.py",
+        '        self._ledger.restore(values["ledger"])\n',
+        "",
+        LOOP,
+    ),
+    Mutant(
+        "the filter forgets what less noise costs",
+        "src/alidpfl/privacy/ledger.py",
+        "step = SampledGaussian(sample_rate=self._sample_rate, noise_multiplier=noise_multiplier, steps=steps)\n"
+        "        self._filters",
+        "step = SampledGaussian(sample_rate=self._sample_rate, noise_multiplier=1.1, steps=steps)\n"
+        "        self._filters",
+        LEDGER,
+    ),
+    Mutant(
+        "a client divides by its realised batch size",
+        "src/alidpfl/federation/client.py",
+        "settings = _step_settings(plan, learning_rate, divisor)",
+        "settings = _step_settings(plan, learning_rate, max(1, len(records)))",
+        CLIENT,
+    ),
+    Mutant(
+        "un-noised signals sent without being asked for",
+        "src/alidpfl/federation/client.py",
+        'if "raw" in plan.signals else None',
+        "if True else None",
+        CLIENT,
+    ),
+    Mutant(
+        "un-noised signals admitted without a word",
+        "src/alidpfl/federation/planning.py",
+        "if policy.needs_raw_signals and UNACCOUNTED_SIGNALS not in settings.unsafe:",
+        "if False:",
+        LOOP,
+    ),
+    Mutant(
+        "records claim that epsilon covers un-noised signals",
+        "src/alidpfl/federation/loop.py",
+        "return not self._policy.needs_raw_signals",
+        "return True",
+        LOOP,
+    ),
+    Mutant(
+        "noise on an update for sensitivity S, not 2S",
+        "src/alidpfl/federation/client.py",
+        "add_noise(released, 2 * plan.clip_norm",
+        "add_noise(released, plan.clip_norm",
+        CLIENT,
+    ),
+    Mutant(
+        "the same noise every round",
+        "src/alidpfl/engines/runner.py",
+        "RandomStream.seeded(self._seed, plan.round, plan.client)",
+        "RandomStream.seeded(self._seed, plan.client)",
+        "tests/federation/test_noise_keys.py",
+    ),
+    Mutant(
+        "the same noise for every client",
+        "src/alidpfl/engines/runner.py",
+        "RandomStream.seeded(self._seed, plan.round, plan.client)",
+        "RandomStream.seeded(self._seed, plan.round)",
+        "tests/federation/test_noise_keys.py",
+    ),
+    Mutant(
+        "updates with NaN averaged in",
+        "src/alidpfl/federation/server.py",
+        "if not math.isfinite(moved):",
+        "if False:",
+        SERVER,
+    ),
+    Mutant(
+        "secants keep the part of the noise that moved the weights",
+        "src/alidpfl/federation/secants.py",
+        "return 2 / step_size * share * along",
+        "return 0.0",
+        CURVATURE,
+    ),
+    Mutant(
+        "the model moves without a quorum",
+        "src/alidpfl/federation/loop.py",
+        "aggregated = len(accepted) >= max(1, math.ceil(self._server_settings.quorum * len(plans)))",
+        "aggregated = len(accepted) >= 1",
+        LOOP,
     ),
 )
 

@@ -11,41 +11,53 @@ from pathlib import Path
 import pytest
 
 import alidpfl
-import alidpfl.dpsgd
-import alidpfl.models
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 MODULES = [
-    f"{package.__name__}.{module.name}"
-    for package in (alidpfl.dpsgd, alidpfl.models)
-    for module in pkgutil.iter_modules(package.__path__)
-    if module.name != "_native"  # a C library, not a module
+    module.name
+    for module in pkgutil.walk_packages(alidpfl.__path__, "alidpfl.")
+    if not module.name.endswith(("._native", ".__main__"))
+]
+PROGRAMS = [
+    (document, code)
+    for document in ("README.md", "docs/python.md")
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 ]
 
 
-@pytest.mark.parametrize("name", ["alidpfl.dpsgd", *MODULES])
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # typer's, on first import
 def test_examples_in_docstrings_run(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_there_are_examples_to_run():
     finder = doctest.DocTestFinder()
-    assert (
-        sum(
-            bool(t.examples) for name in ["alidpfl.dpsgd", *MODULES] for t in finder.find(importlib.import_module(name))
-        )
-        >= 4
-    )
+    assert sum(bool(t.examples) for name in MODULES for t in finder.find(importlib.import_module(name))) >= 30
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_the_readme_s_program_runs(code, tmp_path):
+@pytest.mark.parametrize(("document", "code"), PROGRAMS)
+def test_the_programs_in_the_documents_run(document, code, tmp_path):
     program = tmp_path / "train.py"
     program.write_text(code)
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"\d+ steps, ε = (1\.9\d\d|2\.000)\n", done.stdout)
+    for shown in re.findall(r"print\(.*\)  # (\[.*\])", code):  # what a comment says is printed
+        assert shown in done.stdout
+    if document == "README.md":
+        assert re.search(r"5 clients, ε = (1\.9\d\d|2\.000)\n", done.stdout)
+
+
+def test_there_are_programs_to_run():
+    assert len(PROGRAMS) == 4
+
+
+def test_the_reference_of_settings_is_that_of_the_program():
+    from alidpfl.runs.reference import reference
+
+    assert (ROOT / "docs" / "configuration.md").read_text() == reference()
 
 
 def test_the_readme_shows_the_accounting_table_as_it_is_printed():

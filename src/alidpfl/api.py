@@ -139,6 +139,9 @@ def _data(clients: Sequence[Client], test: Client | None, public: Client | None)
         evaluation["test"] = (dataset.test.inputs, dataset.test.targets)
     if public is not None:
         held = labelled(public, "public")
+        if held.inputs.shape[1:] != dataset.train.inputs.shape[1:]:
+            shapes = [tuple(part.inputs.shape[1:]) for part in (held, dataset.train)]
+            raise DataError(f"public inputs have shape {shapes[0]} and the clients' {shapes[1]}; make them equal")
         evaluation["validation"] = (held.inputs, held.targets)
     assert dataset.natural_clients is not None  # noqa: S101 - for the type checker
     return SimulationData(

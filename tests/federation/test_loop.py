@@ -82,6 +82,15 @@ def test_clients_are_charged_before_they_are_asked():
     assert training._ledger.steps_spent(0) >= 1
 
 
+def test_a_forfeited_round_is_charged_and_not_run():
+    engine = FakeEngine()
+    training = make_training(engine=engine, policy="fixed")
+    training.forfeit_round()
+    assert engine.seen == []
+    assert [training._ledger.steps_spent(client) for client in range(4)] == [2] * 4
+    assert training.progress.round == 0
+
+
 def test_dropouts_and_stragglers_are_charged_and_recorded_and_others_go_on():
     training = make_training(engine=FakeEngine(), dropout_rate=0.3, straggler_rate=0.2, max_rounds=30)
     records = list(training)

@@ -1,6 +1,7 @@
 """Models that ship with alidpfl. Any `torch.nn.Module` that `dpsgd` accepts serves as well."""
 
+from alidpfl.models.compact_cnn import compact_cnn
 from alidpfl.models.linear import linear, mlp
 from alidpfl.models.paper_cnn import paper_cnn
 
-__all__ = ["linear", "mlp", "paper_cnn"]
+__all__ = ["compact_cnn", "linear", "mlp", "paper_cnn"]

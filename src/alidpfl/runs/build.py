@@ -16,8 +16,8 @@ from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
-from alidpfl.methods import DEFAULT_POLICIES, METHODS, Method, make_method
-from alidpfl.models import linear, mlp, paper_cnn
+from alidpfl.methods import METHODS, Method, make_method
+from alidpfl.models import compact_cnn, linear, mlp, paper_cnn
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
 from alidpfl.policies.lookup import named
 from alidpfl.privacy import PrivacyBudget, noise_multiplier_for
@@ -28,7 +28,7 @@ _IMAGE_DIMS = 3
 _NOT_OPTIONS = frozenset(
     {"adapts_noise", "clip_norm", "name", "needs_public_loss", "noise_multiplier", "release", "signals"}
 )
-_LOCAL_STEPS = {"adap_dpfl": 3, "pe_dpfl": 3}  # as the paper runs them
+_STEPS_A_ROUND = 2  # that a policy may share out, where nothing was wished for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None 
         method=method,
         policy=policy,
         ledger=ledger,
-        settings=_settings(config, dataset),
+        settings=_settings(config),
         server_settings=_server_settings(config),
         seed=config.run.seed if config.run.randomness == "seeded" else None,
         processes=config.run.processes,
@@ -79,7 +79,8 @@ def _noise_multiplier(config: Config) -> float:
                 "each follows from the other; leave one out"
             )
         return privacy.noise_multiplier
-    steps = privacy.max_steps or config.federation.max_rounds * _fixed_steps(config)
+    per_round = config.local_steps if config.policy == "fixed" else _STEPS_A_ROUND
+    steps = privacy.max_steps or config.federation.max_rounds * per_round
     rate = privacy.sample_rate
     if config.method.options.get("variant") == "output":  # charged by the round, over all records
         steps, rate = config.federation.max_rounds, 1.0
@@ -88,18 +89,10 @@ def _noise_multiplier(config: Config) -> float:
     return noise_multiplier_for(budget, rate, steps, accountant=accountant)
 
 
-def _policy_name(config: Config) -> str:
-    return config.method.policy or DEFAULT_POLICIES[config.method.name]
-
-
-def _fixed_steps(config: Config) -> int:
-    return config.method.local_steps or _LOCAL_STEPS.get(config.method.name, 1)
-
-
 def _policy(config: Config) -> Policy:
-    name, options = _policy_name(config), dict(config.method.policy_options)
+    name, options = config.policy, dict(config.method.policy_options)
     if name == "fixed":
-        options.setdefault("local_steps", _fixed_steps(config))
+        options.setdefault("local_steps", config.local_steps)
     elif config.method.local_steps is not None:
         raise ConfigError(
             f"method.local_steps={config.method.local_steps} is for policy fixed, not for {name}; leave it out"
@@ -160,14 +153,13 @@ def _simulation_data(config: Config, dataset: Dataset, method: Method) -> Simula
 def _clients(config: Config, dataset: Dataset, private: Tensor) -> list[Tensor]:
     """Rows of each client, among those that are not held out."""
     data = config.data
-    kind = data.partition or ("dirichlet" if dataset.natural_clients is None else "natural")
-    if kind == "natural":
+    if config.partition == "natural":
         if dataset.natural_clients is None:
             raise ConfigError(f'data.partition="natural": {dataset.name} does not say who holds what; use "dirichlet"')
         is_private = torch.zeros(len(dataset.train), dtype=torch.bool)
         is_private[private] = True
         return [rows[is_private[rows]] for rows in dataset.natural_clients]
-    if kind == "iid":
+    if config.partition == "iid":
         parts = iid(len(private), data.clients, config.run.seed)
     else:
         labels = dataset.train.targets[private].numpy()
@@ -188,12 +180,13 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
             return mlp(shape, classes, config.model.hidden)
         if len(shape) != _IMAGE_DIMS:
             raise ConfigError(
-                f'model.name="cnn" needs images; {dataset.name} has inputs of shape {shape}: use "linear"'
+                f'model.name="{config.model.name}" needs images, and {dataset.name} has inputs {shape}: use "linear"'
             )
-        return paper_cnn((shape[0], shape[1], shape[2]), classes)
+        build = paper_cnn if config.model.name == "cnn" else compact_cnn
+        return build((shape[0], shape[1], shape[2]), classes)
 
 
-def _settings(config: Config, dataset: Dataset) -> FederationSettings:
+def _settings(config: Config) -> FederationSettings:
     federation, method = config.federation, config.method
     return FederationSettings(
         max_rounds=federation.max_rounds,
@@ -201,7 +194,7 @@ def _settings(config: Config, dataset: Dataset) -> FederationSettings:
         learning_rate=method.learning_rate,
         schedule=method.schedule,
         clients_per_round=federation.clients_per_round,
-        heterogeneity=_heterogeneity(config, dataset) if method.heterogeneity is None else method.heterogeneity,
+        heterogeneity=_heterogeneity(config) if method.heterogeneity is None else method.heterogeneity,
         time_limit=federation.time_limit,
         traffic_limit=federation.traffic_limit,
         dropout_rate=federation.dropout_rate,
@@ -212,12 +205,11 @@ def _settings(config: Config, dataset: Dataset) -> FederationSettings:
     )
 
 
-def _heterogeneity(config: Config, dataset: Dataset) -> float:
+def _heterogeneity(config: Config) -> float:
     """Γ as the paper sets it; for clients that come with the data nobody knows, and 1 is the paper's mild case."""
-    kind = config.data.partition or ("dirichlet" if dataset.natural_clients is None else "natural")
-    if kind == "natural":
+    if config.partition == "natural":
         return 1.0
-    return heterogeneity_for(config.data.dirichlet_beta if kind == "dirichlet" else None)
+    return heterogeneity_for(config.data.dirichlet_beta if config.partition == "dirichlet" else None)
 
 
 def _server_settings(config: Config) -> ServerSettings:

@@ -4,7 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from alidpfl.methods import DEFAULT_POLICIES
 from alidpfl.runs.quantities import as_bytes, as_seconds
+
+_LOCAL_STEPS = {"adap_dpfl": 3, "pe_dpfl": 3}  # as the ALI-DPFL paper runs them
 
 Seconds = Annotated[float, BeforeValidator(as_seconds)]
 Bytes = Annotated[int, BeforeValidator(as_bytes)]
@@ -41,7 +44,9 @@ class DataSection(_Section):
 class ModelSection(_Section):
     """[model]: what is trained."""
 
-    name: Literal["cnn", "linear", "mlp"] = Field("cnn", description="`cnn` is the paper's, for images.")
+    name: Literal["cnn", "compact_cnn", "linear", "mlp"] = Field(
+        "compact_cnn", description="`cnn` is the paper's, for images; `compact_cnn` learns more from small budgets."
+    )
     hidden: int = Field(128, ge=1, description="`mlp`: width of its hidden layer.")
 
 
@@ -51,11 +56,13 @@ class PrivacySection(_Section):
     epsilon: float = Field(2.0, gt=0, description="ε of every client.")
     delta: float = Field(1e-5, gt=0, lt=1, description="δ of every client.")
     accountant: Literal["pld", "rdp", "rdp-paper"] = Field("pld", description="How ε is computed; pld is the tightest.")
-    sample_rate: float = Field(0.06, gt=0, le=1, description="q: probability that a record joins a batch.")
+    sample_rate: float = Field(0.04, gt=0, le=1, description="q: probability that a record joins a batch.")
     noise_multiplier: float | None = Field(
-        None, gt=0, description="σ; left out: the least that pays for `max_steps` steps, or for a step a round."
+        None, gt=0, description="σ; left out: the least that pays for `max_steps` steps."
     )
-    max_steps: int | None = Field(None, ge=1, description="R_c wished for: sets σ where that is left out.")
+    max_steps: int | None = Field(
+        None, ge=1, description="R_c wished for: sets σ where that is left out; left out too: two steps a round."
+    )
     unsafe: tuple[Literal["unaccounted-signals"], ...] = Field(
         (), description='["unaccounted-signals"] admits the policies `paper` and `reference`, which no ε covers.'
     )
@@ -72,7 +79,7 @@ class MethodSection(_Section):
         None, ge=1, description="τ of the policy fixed; left out: 1, and 3 for adap_dpfl and pe_dpfl."
     )
     clip_norm: float = Field(1.0, gt=0, description="C; for adap_dpfl that of the first round.")
-    learning_rate: float = Field(1.0, gt=0, description="η₀.")
+    learning_rate: float = Field(4.0, gt=0, description="η₀.")
     schedule: Literal["constant", "late_decay", "linear", "cosine"] = Field(
         "late_decay", description="How η falls in the course of training."
     )
@@ -86,7 +93,7 @@ class MethodSection(_Section):
 class FederationSection(_Section):
     """[federation]: rounds, limits, and the server."""
 
-    max_rounds: int = Field(40, ge=1, description="R_s.")
+    max_rounds: int = Field(50, ge=1, description="R_s.")
     clients_per_round: int | None = Field(None, ge=1, description="Drawn at random each round; left out: all.")
     time_limit: Seconds | None = Field(None, gt=0, description='Stop before crossing it, such as "2h" or 90 seconds.')
     traffic_limit: Bytes | None = Field(None, gt=0, description='Stop before crossing it, such as "5GB".')
@@ -123,6 +130,28 @@ class Config(_Section):
     federation: FederationSection = FederationSection()
     run: RunSection = RunSection()
 
+    @property
+    def partition(self) -> Literal["iid", "dirichlet", "natural"]:
+        """How the records are split, also where that was left out."""
+        if self.data.partition is not None:
+            return self.data.partition
+        return "natural" if self.data.name in ("synthetic", "npz") else "dirichlet"
+
+    @property
+    def policy(self) -> str:
+        """How τ is chosen, also where that was left out."""
+        return self.method.policy or DEFAULT_POLICIES[self.method.name]
+
+    @property
+    def local_steps(self) -> int:
+        """τ of the policy fixed, also where that was left out."""
+        return self.method.local_steps or _LOCAL_STEPS.get(self.method.name, 1)
+
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values without the settings that were left out: what goes into a TOML file."""
-        return self.model_dump(mode="json", exclude_none=True)
+        """Nested plain values for a TOML file: all that takes effect, without what stays open."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        values["data"]["partition"] = self.partition
+        values["method"]["policy"] = self.policy
+        if self.policy == "fixed":
+            values["method"]["local_steps"] = self.local_steps
+        return values

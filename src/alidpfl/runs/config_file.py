@@ -13,6 +13,7 @@ from alidpfl.runs.config import Config
 
 _LONGEST_VALUE = 200  # of a value in an error message
 
+
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
     """The configuration in `path` (None: the embedded default), changed by `overrides` such as "privacy.epsilon=4".
 

@@ -81,6 +81,7 @@ def resume(out: str | Path, *, listener: Listener | None = None, tensorboard: bo
             prepared.federation.training.restore(checkpoint.tensors, checkpoint.state)
         if config.run.randomness == "secure":
             prepared.federation.training.forfeit_round()
+            directory.write_checkpoint(*prepared.federation.training.state())  # the next attempt may be lost as well
         return _train(config, prepared, directory, listener, tensorboard)
 
 

@@ -1,0 +1,111 @@
+"""The peer: Flower's simulation with Opacus clients, as their own documentation and examples put them together.
+
+Two favours: the clients' data stay in memory between rounds, and the layout is channels last.
+"""
+
+import functools
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from torch.utils.data import TensorDataset
+
+from benchmarks import round_contenders as setting
+
+_ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@functools.cache
+def _records(client: int) -> TensorDataset:
+    inputs, targets = setting.made_up_data()
+    rows = slice(client * setting.RECORDS, (client + 1) * setting.RECORDS)
+    return TensorDataset(inputs[rows].clone(), targets[rows].clone())
+
+
+def _train(message: Message, context: Context) -> Message:
+    from opacus import PrivacyEngine
+
+    warnings.filterwarnings("ignore")
+    model = setting.initial_model()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    model = model.to(memory_format=torch.channels_last).train()
+    records = _records(int(context.node_config["partition-id"]))
+    private, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=setting.LEARNING_RATE),
+        data_loader=torch.utils.data.DataLoader(records, batch_size=setting.BATCH_SIZE),
+        noise_multiplier=setting.NOISE_MULTIPLIER,
+        max_grad_norm=setting.CLIP_NORM,
+    )
+    for _, (x, y) in zip(range(setting.LOCAL_STEPS), loader, strict=False):
+        optimizer.zero_grad()
+        F.cross_entropy(private(x.to(memory_format=torch.channels_last)), y).backward()
+        optimizer.step()
+    content = {
+        "arrays": ArrayRecord({name: tensor.contiguous() for name, tensor in model.state_dict().items()}),
+        "metrics": MetricRecord({"num-examples": len(records)}),
+    }
+    return Message(RecordDict(content), reply_to=message)
+
+
+class _TimedFedAvg(FedAvg):
+    """FedAvg that waits for a word before each round and says how long it took."""
+
+    def __init__(self, wait_for_turn: Callable[[], object], report: Callable[[float], None]) -> None:
+        clients = setting.CLIENTS
+        super().__init__(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
+        self._wait_for_turn, self._report = wait_for_turn, report
+        self._started = 0.0
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self._wait_for_turn()
+        self._started = time.perf_counter()
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        replies = list(replies)
+        failed = [reply.error for reply in replies if reply.has_error()]
+        if failed or len(replies) != setting.CLIENTS:
+            raise RuntimeError(f"{len(replies)} replies, failures {failed}")
+        result = super().aggregate_train(server_round, replies)
+        self._report(time.perf_counter() - self._started)
+        return result
+
+
+def serve(num_rounds: int, wait_for_turn: Callable[[], object], report: Callable[[float], None]) -> None:
+    """Start Flower and Ray, then make rounds; `report` gets the seconds of each."""
+    import os
+
+    os.environ.update(_ENVIRONMENT)
+    server, client = ServerApp(), ClientApp()
+    client.train()(_train)
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        arrays = ArrayRecord(setting.initial_model().state_dict())
+        _TimedFedAvg(wait_for_turn, report).start(grid=grid, initial_arrays=arrays, num_rounds=num_rounds)
+
+    run_simulation(
+        server_app=server,
+        client_app=client,
+        num_supernodes=setting.CLIENTS,
+        backend_config={
+            "init_args": {"num_cpus": setting.PROCESSES, "include_dashboard": False},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        },
+    )

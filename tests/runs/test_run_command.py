@@ -1,0 +1,150 @@
+"""`alidpfl run` as its users see it."""
+
+import json
+import math
+
+import pytest
+
+from alidpfl import RunDirectory
+from alidpfl.privacy import SampledGaussian, epsilon
+
+from .command import alidpfl, run_arguments
+
+
+def test_json_is_the_last_line(tmp_path):
+    out = tmp_path / "run"
+    result = alidpfl(*run_arguments(out), "--json")
+    assert result.exit_code == 0
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert {"accuracy", "epsilon", "delta", "rounds", "steps", "stop_reason", "seconds", "out"} <= set(told)
+    assert 20 < told["accuracy"] <= 100  # %
+    steps = SampledGaussian(sample_rate=0.1, noise_multiplier=told["noise_multiplier"], steps=told["steps"])
+    assert told["epsilon"] == epsilon([steps], told["delta"], "rdp")
+    assert (told["rounds"], told["stop_reason"], told["out"]) == (6, "max_rounds", str(out))
+    assert math.isfinite(told["seconds"])
+    assert told == RunDirectory.open(out).summary()
+    again = alidpfl("run", "--resume", out, "--json")
+    assert json.loads(again.stdout.splitlines()[-1]) == told
+
+
+def test_without_json_it_shows_the_result(tmp_path):
+    result = alidpfl(*run_arguments(tmp_path / "run"))
+    assert result.exit_code == 0
+    summary = RunDirectory.open(tmp_path / "run").summary()
+    last = result.stdout.splitlines()[-1]
+    for part in (
+        f"{summary['accuracy']:.2f} %",
+        "synthetic data",
+        f"ε = {summary['epsilon']:.4f}",
+        str(tmp_path / "run"),
+    ):
+        assert part in last
+    assert "NOT" not in result.stdout
+    assert result.stderr == ""
+
+
+def test_a_file_and_overrides(tmp_path):
+    (tmp_path / "mine.toml").write_text('[data]\nname = "synthetic"\n[model]\nname = "linear"\n[run]\nseed = 5\n')
+    arguments = run_arguments(tmp_path / "run", federation__max_rounds=1)
+    result = alidpfl("run", tmp_path / "mine.toml", *arguments[1:])
+    assert result.exit_code == 0
+    found = RunDirectory.open(tmp_path / "run").config()
+    assert (found["run"]["seed"], found["federation"]["max_rounds"]) == (5, 1)
+
+
+def test_unnoised_signals_are_told(tmp_path):
+    unsafe = {"method__policy": "paper", "privacy__unsafe": ["unaccounted-signals"]}
+    result = alidpfl(*run_arguments(tmp_path / "run", **unsafe))
+    assert result.exit_code == 0
+    assert "does NOT cover the un-noised signals that were used" in result.stdout
+    assert "epsilon does NOT cover this run" in " ".join(result.stderr.split())
+    told = json.loads(alidpfl("run", "--resume", tmp_path / "run", "--json").stdout.splitlines()[-1])
+    assert told["covers_everything"] is False
+
+
+def test_small_clients_are_warned_of(tmp_path):
+    result = alidpfl(*run_arguments(tmp_path / "run", privacy__sample_rate=0.01, federation__max_rounds=1), "--json")
+    assert "2 of 4 clients expect less than one record a batch" in " ".join(result.stderr.split())
+    json.loads(result.stdout)  # the warning is not among the results
+
+
+def _finished(tmp_path):
+    assert alidpfl(*run_arguments(tmp_path / "done", federation__max_rounds=1)).exit_code == 0
+    return tmp_path / "done"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--set", "privacy.epsilom=2"], "did you mean privacy.epsilon?"),
+        (["--set", "epsilon"], "key=value"),
+        (["--set", "data.name=synthetic"], "needs images"),
+        (["{tmp}/nowhere.toml"], "there is no configuration file"),
+        (["{tmp}/broken.toml"], "is not valid TOML"),
+        (["--resume", "{tmp}/nowhere"], "does not exist"),
+        (["--resume", "{tmp}"], "is not a run directory"),
+        (["--resume", "{tmp}/done", "--set", "seed=1"], "--resume takes its settings from the folder"),
+        (["--set", "method.policy=paper"], "unaccounted-signals"),
+        (["--set", "method.options.clip_norm=2"], "method.options of ali_dpfl='clip_norm'"),
+        (["--set", "noise_multiplier=0.01"], "does not pay for one step"),
+        (["--set", "device=cuda"], "CUDA"),
+        (["--set", "data.name=mnist", "--data-dir", "{tmp}/empty"], "mnist"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(tmp_path, arguments, told, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ALIDPFL_DATA_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "broken.toml").write_text("[run")
+    (tmp_path / "empty").mkdir()
+    if "{tmp}/done" in arguments:
+        _finished(tmp_path)
+    linear = [] if "data.name=synthetic" in arguments else run_arguments(tmp_path / "run")[1:-2]
+    given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+    before = [] if "--resume" in arguments else linear
+    result = alidpfl("run", *before, *given)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_folder_that_holds_a_run_or_anything_else_is_left_alone(tmp_path):
+    done = _finished(tmp_path)
+    before = {path.name: path.read_bytes() for path in done.iterdir()}
+    result = alidpfl(*run_arguments(done))
+    assert result.exit_code == 2
+    assert f"{done} holds a run already: continue it with --resume" in result.stderr
+    assert {path.name: path.read_bytes() for path in done.iterdir()} == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("x")
+    result = alidpfl(*run_arguments(tmp_path / "other"))
+    assert result.exit_code == 2
+    assert "thesis.tex" in result.stderr
+
+
+def test_without_out_a_new_folder_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = alidpfl(*run_arguments(tmp_path, federation__max_rounds=1)[:-2], "--json")
+    told = json.loads(result.stdout)
+    assert told["out"].startswith("runs/synthetic-ali_dpfl-")
+    assert RunDirectory.open(tmp_path / told["out"]).summary() == told
+
+
+def test_a_damaged_run_is_a_mistake_and_not_a_crash(tmp_path):
+    done = _finished(tmp_path)
+    (done / "summary.json").unlink()
+    content = (done / "checkpoint.safetensors").read_bytes()
+    (done / "checkpoint.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    result = alidpfl("run", "--resume", done)
+    assert result.exit_code == 2
+    assert "checkpoint.safetensors" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_tensorboard_is_an_option(tmp_path):
+    pytest.importorskip("tensorboard")
+    assert alidpfl(*run_arguments(tmp_path / "run", federation__max_rounds=2), "--tensorboard").exit_code == 0
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    assert file.name.startswith("events.out.tfevents")

@@ -1,0 +1,254 @@
+"""The Python way: your own model, your own clients, your own rule, one round at a time."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import alidpfl
+from alidpfl import Decision, Privacy, federate
+from alidpfl.errors import AliDpflError, ConfigError, DataError, UnsupportedModelError
+from alidpfl.methods import PeDpfl
+from alidpfl.privacy import SampledGaussian, epsilon
+
+PRIVACY = Privacy(epsilon=5.0, delta=1e-3, sample_rate=0.2, noise_multiplier=1.5, accountant="rdp")
+NUM_CLIENTS, RECORDS = 4, 80
+
+
+def _records(seed: int, count: int = RECORDS):
+    """Three clouds of points."""
+    random = torch.Generator().manual_seed(seed)
+    targets = torch.randint(3, (count,), generator=random)
+    return torch.randn(count, 6, generator=random) * 0.5 + 2 * nn.functional.one_hot(targets, 6), targets
+
+
+CLIENTS = [_records(seed) for seed in range(NUM_CLIENTS)]
+TEST = _records(99, 300)
+
+
+class Own(nn.Module):
+    """A model as users write them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        return self.head(torch.tanh(self.body(inputs)))
+
+
+def _federation(model=None, clients=CLIENTS, **settings):
+    given = {"privacy": PRIVACY, "max_rounds": 8, "learning_rate": 1.0, "test": TEST, "seed": 0, "processes": 1}
+    return federate(model or Own(), clients, **{**given, **settings})
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_own_model_learns_within_its_budget(processes):
+    with _federation(processes=processes, policy="ratio") as federation:
+        before = federation.evaluate().accuracy
+        records = list(federation)
+        after = federation.evaluate().accuracy
+    assert str(federation.stop_reason) == "max_rounds"
+    assert len(records) == 8
+    assert after > before + 20
+    steps = SampledGaussian(sample_rate=0.2, noise_multiplier=1.5, steps=sum(r.local_steps for r in records))
+    assert federation.epsilons == dict.fromkeys(range(NUM_CLIENTS), epsilon([steps], 1e-3, "rdp"))
+    assert max(federation.epsilons.values()) <= 5.0
+
+
+def test_the_model_is_there_to_be_used():
+    given = Own()
+    with _federation(given) as federation:
+        list(federation)
+        model = federation.model
+    assert isinstance(model, Own)
+    assert model is not given
+    assert not model.training
+    found = 100 * float((model(TEST[0]).argmax(1) == TEST[1]).double().mean())
+    assert found == pytest.approx(federation.evaluate().accuracy)
+    assert set(federation.named_params()) == set(given.state_dict())
+    fresh = Own()
+    fresh.load_state_dict(dict(federation.named_params()))
+    torch.testing.assert_close(fresh(TEST[0]), model(TEST[0]))
+    with torch.no_grad():
+        model.head.weight.zero_()  # a copy: the federation's own stays
+    assert bool(federation.model.head.weight.any())
+    assert torch.equal(given.head.weight, Own().head.weight)
+
+
+def test_clients_may_come_in_any_form():
+    forms = {
+        "tensors": CLIENTS,
+        "arrays": [(inputs.numpy(), targets.numpy().astype(np.int32)) for inputs, targets in CLIENTS],
+        "lists": [(inputs.tolist(), targets.tolist()) for inputs, targets in CLIENTS],
+        "data sets": [TensorDataset(*client) for client in CLIENTS],
+    }
+    results = {}
+    for name, clients in forms.items():
+        with _federation(clients=clients, max_rounds=2) as federation:
+            list(federation)
+            results[name] = federation.training.params
+    assert all(torch.equal(found, results["tensors"]) for found in results.values())
+
+
+class Halving:
+    """Half of what is left, in ten lines."""
+
+    name = "halving"
+    needs_raw_signals = False
+    needs_curvature = False
+
+    def decide(self, situation):
+        return Decision(local_steps=max(1, situation.steps_left // 2), why="half of what is left")
+
+
+def test_an_own_policy_in_ten_lines():
+    with _federation(policy=Halving(), max_rounds=100) as federation:
+        records = list(federation)
+    left = alidpfl.max_steps(PRIVACY.budget, 0.2, 1.5, accountant="rdp")
+    for record in records:
+        assert record.local_steps == max(1, left // 2)
+        assert record.why == "half of what is left"
+        left -= record.local_steps
+    assert left == 0
+    assert str(federation.stop_reason) == "privacy_budget"
+
+
+def test_a_greedy_policy_is_cut_to_the_budget():
+    class Greedy(Halving):
+        def decide(self, situation):
+            return Decision(local_steps=situation.steps_left + 7, why="more than there is")
+
+    with _federation(policy=Greedy()) as federation:
+        list(federation)
+    assert max(federation.epsilons.values()) <= 5.0
+    affordable = alidpfl.max_steps(PRIVACY.budget, 0.2, 1.5, accountant="rdp")
+    spent = SampledGaussian(sample_rate=0.2, noise_multiplier=1.5, steps=affordable)
+    assert federation.epsilons[0] == epsilon([spent], 1e-3, "rdp")
+
+
+def test_an_own_policy_that_looks_at_unnoised_signals_is_refused():
+    class Nosy(Halving):
+        needs_raw_signals = True
+
+    with pytest.raises(ConfigError, match="unaccounted-signals"):
+        _federation(policy=Nosy())
+    with _federation(policy=Nosy(), unsafe=["unaccounted-signals"], max_rounds=2) as federation:
+        assert not any(record.covers_everything for record in federation)
+
+
+def test_stepping_by_hand():
+    with _federation(max_rounds=3) as federation, _federation(max_rounds=3) as at_once:
+        assert federation.stop_reason is None
+        assert set(federation.epsilons.values()) == {0.0}
+        records = []
+        while (record := federation.step()) is not None:
+            records.append(record)
+            assert federation.training.progress.round == len(records)
+            assert max(federation.epsilons.values()) <= record.epsilon * (1 + 1e-12)
+        assert records == list(at_once)
+        assert federation.step() is None
+        assert str(federation.stop_reason) == "max_rounds"
+
+
+def test_an_own_method_object():
+    method = PeDpfl(clip_norm=1.0, noise_multiplier=1.5, variant="output")
+    with _federation(method=method, max_rounds=2, privacy=Privacy(epsilon=9.0, **_without_epsilon())) as federation:
+        assert len(list(federation)) == 2
+    rounds = SampledGaussian(sample_rate=1.0, noise_multiplier=1.5, steps=2)
+    assert federation.epsilons[0] == epsilon([rounds], 1e-3, "rdp")
+
+
+def _without_epsilon():
+    return {"delta": 1e-3, "sample_rate": 0.2, "noise_multiplier": 1.5, "accountant": "rdp"}
+
+
+def test_adap_dpfl_takes_public_data():
+    with pytest.raises(ConfigError, match="pass public="):
+        _federation(method="adap_dpfl")
+    one_class = (TEST[0][:20], torch.zeros(20, dtype=torch.int64))
+    with _federation(method="adap_dpfl", public=one_class, max_rounds=2) as federation:
+        assert len(list(federation)) == 2
+    with pytest.raises(DataError, match=r"public inputs have shape \(5,\) and the clients' \(6,\)"):
+        _federation(method="adap_dpfl", public=(TEST[0][:, :5], TEST[1]))
+
+
+def test_without_test_data_nothing_is_evaluated():
+    with _federation(test=None, max_rounds=2) as federation:
+        assert all(record.accuracy is None for record in federation)
+        assert federation.evaluate() is None
+
+
+def test_without_a_seed_no_two_runs_agree():
+    found = []
+    for _ in range(2):
+        with _federation(seed=None, max_rounds=1) as federation:
+            list(federation)
+            found.append(federation.training.params)
+    assert not torch.allclose(*found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clients_per_rounds": 2}, "'clients_per_rounds' is not known; did you mean 'clients_per_round'"),
+        ({"sample_rate": 0.1}, "sample_rate"),
+        ({"method": "ali_dpfk"}, "did you mean 'ali_dpfl'"),
+        ({"policy": "rato"}, "did you mean 'ratio'"),
+        ({"policy": "paper"}, "unaccounted-signals"),
+        ({"unsafe": ["noise"]}, "unaccounted-signals"),
+        ({"max_rounds": 0}, "max_rounds=0 must be at least 1"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0"),
+        ({"clip_norm": -1.0}, "clip_norm=-1.0"),
+        ({"seed": -1}, "seed=-1 must not be negative"),
+        ({"processes": 0}, "processes=0"),
+        ({"schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"clients": []}, "there are no clients"),
+        ({"model": nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))}, "GroupNorm"),
+        ({"model": nn.Flatten()}, "nothing to train"),
+        ({"clients": [(torch.full((5, 6), torch.nan), torch.zeros(5, dtype=torch.int64))]}, "client 0: .*NaN"),
+        ({"clients": [CLIENTS[0], (torch.zeros(5, 7), torch.zeros(5, dtype=torch.int64))]}, "make them equal"),
+    ],
+)
+def test_mistakes_are_explained(settings, message):
+    with pytest.raises(AliDpflError, match=message), _federation(**settings) as federation:
+        federation.step()
+
+
+def test_a_wrong_shape_is_explained():
+    with pytest.raises(DataError, match=r"inputs of shape \(6,\)"), _federation(nn.Linear(5, 3)) as federation:
+        federation.step()
+
+
+@pytest.mark.xfail(reason="data/own.py puts the text of the conversion error, which quotes the label, into its own")
+def test_an_error_quotes_no_data():
+    with pytest.raises(DataError) as caught:
+        _federation(clients=[[(torch.zeros(6), "leukaemia")] * 5])
+    assert "leukaemia" not in str(caught.value)
+
+
+def test_unsupported_models_are_refused_at_once():
+    with pytest.raises(UnsupportedModelError, match="BatchNorm"):
+        _federation(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)))
+
+
+@pytest.mark.parametrize("name", alidpfl.__all__)
+def test_public_names_are_there(name):
+    assert getattr(alidpfl, name) is not None
+    assert name in dir(alidpfl)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"no attribute 'federat'.*federate"):
+        _ = alidpfl.federat
+    assert not hasattr(alidpfl, "torch")
+
+
+def test_importing_the_package_waits_for_nothing_heavy():
+    program = "import sys, alidpfl; assert not {'torch', 'numpy', 'pydantic', 'scipy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
