@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 SET_UP := $(VENV)/.set-up
 SET_UP_BENCH := $(VENV)/.set-up-bench
 
-.PHONY: help run test lint types contracts unit test-slow mutants bench bench-accounting docs format clean
+.PHONY: help run test lint types contracts unit test-slow mutants bench bench-round bench-accounting docs format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -37,9 +37,13 @@ test-slow: $(SET_UP) ## The tests that take minutes
 mutants: $(SET_UP) ## Break the code on purpose, one bug at a time; each must turn a test red
 	$(BIN)/python tests/mutants.py
 
-bench: $(SET_UP_BENCH) ## Measure the step against plain SGD and the peers, and the accountants
+bench: $(SET_UP_BENCH) ## Measure step and round against plain SGD and the peers, and the accountants
 	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.round
 	$(BIN)/python -m benchmarks.accounting
+
+bench-round: $(SET_UP_BENCH) ## Measure only the federated round
+	$(BIN)/python -m benchmarks.round
 
 bench-accounting: $(SET_UP) ## Measure only the accountants
 	$(BIN)/python -m benchmarks.accounting

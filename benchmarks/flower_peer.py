@@ -16,23 +16,20 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from torch.utils.data import TensorDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import round_contenders as setting
 
-_ENVIRONMENT = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-
 
 @functools.cache
+def _data() -> tuple[Tensor, Tensor]:
+    return setting.made_up_data()
+
+
 def _records(client: int) -> TensorDataset:
-    inputs, targets = setting.made_up_data()
     rows = slice(client * setting.RECORDS, (client + 1) * setting.RECORDS)
-    return TensorDataset(inputs[rows].clone(), targets[rows].clone())
+    return TensorDataset(*(tensor[rows] for tensor in _data()))
 
 
 def _train(message: Message, context: Context) -> Message:
@@ -46,7 +43,7 @@ def _train(message: Message, context: Context) -> Message:
     private, optimizer, loader = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=setting.LEARNING_RATE),
-        data_loader=torch.utils.data.DataLoader(records, batch_size=setting.BATCH_SIZE),
+        data_loader=DataLoader(records, batch_size=setting.BATCH_SIZE),
         noise_multiplier=setting.NOISE_MULTIPLIER,
         max_grad_norm=setting.CLIP_NORM,
     )
@@ -64,7 +61,7 @@ def _train(message: Message, context: Context) -> Message:
 class _TimedFedAvg(FedAvg):
     """FedAvg that waits for a word before each round and says how long it took."""
 
-    def __init__(self, wait_for_turn: Callable[[], object], report: Callable[[float], None]) -> None:
+    def __init__(self, wait_for_turn: Callable[[], None], report: Callable[[float], None]) -> None:
         clients = setting.CLIENTS
         super().__init__(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
         self._wait_for_turn, self._report = wait_for_turn, report
@@ -73,11 +70,13 @@ class _TimedFedAvg(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """The round begins."""
         self._wait_for_turn()
         self._started = time.perf_counter()
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        """The round ends."""
         replies = list(replies)
         failed = [reply.error for reply in replies if reply.has_error()]
         if failed or len(replies) != setting.CLIENTS:
@@ -87,11 +86,8 @@ class _TimedFedAvg(FedAvg):
         return result
 
 
-def serve(num_rounds: int, wait_for_turn: Callable[[], object], report: Callable[[float], None]) -> None:
+def serve(num_rounds: int, wait_for_turn: Callable[[], None], report: Callable[[float], None]) -> None:
     """Start Flower and Ray, then make rounds; `report` gets the seconds of each."""
-    import os
-
-    os.environ.update(_ENVIRONMENT)
     server, client = ServerApp(), ClientApp()
     client.train()(_train)
 

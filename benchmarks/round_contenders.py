@@ -89,14 +89,15 @@ def poisson_batch() -> Tensor:
 
 def plain_sgd(draw: Callable[[], Tensor], *, joined: bool = False) -> Round:
     """A round of plain SGD, channels last: nothing is clipped, noised, checked or accounted for."""
-    data, model = made_up_data(), initial_model()
+    data, model = made_up_data(), initial_model().to(memory_format=torch.channels_last)
     weights = torch.zeros(1 + CLIENTS, sum(p.numel() for p in model.parameters())).share_memory_()
     weights[0] = flatten(trained(model))
+    network = join_relu_and_pool(model) if joined else model
     context = multiprocessing.get_context("fork")
     pipes = []
     for _ in range(PROCESSES):
         here, there = context.Pipe()
-        context.Process(target=_train_clients, args=(there, weights, model, data, draw, joined), daemon=True).start()
+        context.Process(target=_train_clients, args=(there, weights, network, data, draw), daemon=True).start()
         pipes.append(here)
 
     def one_round() -> None:
@@ -120,32 +121,25 @@ def _spread_clients(pipes: list[Connection]) -> None:
 
 
 def _train_clients(
-    pipe: Connection,
-    weights: Tensor,
-    model: nn.Module,
-    data: tuple[Tensor, Tensor],
-    draw: Callable[[], Tensor],
-    joined: bool,
+    pipe: Connection, weights: Tensor, model: nn.Module, data: tuple[Tensor, Tensor], draw: Callable[[], Tensor]
 ) -> None:
-    """The worker process."""
+    """The worker process, until its parent ends."""
     torch.set_num_threads(1)
     torch.manual_seed(os.getpid())
     keep_heap()
-    model = model.to(memory_format=torch.channels_last)
-    network = join_relu_and_pool(model) if joined else model
     parameters = trained(model)
     while True:
         client = pipe.recv()
         load(weights[0], parameters)
         for _ in range(LOCAL_STEPS):
             rows = draw() + client * RECORDS
-            _step(network, parameters, *(tensor[rows] for tensor in data))
+            _step(model, parameters, *(tensor[rows] for tensor in data))
         weights[1 + client] = flatten(parameters)
         pipe.send(client)
 
 
-def _step(network: nn.Module, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> None:
-    loss = F.cross_entropy(network(x.to(memory_format=torch.channels_last)), y)
+def _step(model: nn.Module, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> None:
+    loss = F.cross_entropy(model(x.to(memory_format=torch.channels_last)), y)
     gradients = torch.autograd.grad(loss, list(parameters.values()))
     with torch.no_grad():
         for parameter, gradient in zip(parameters.values(), gradients, strict=True):

@@ -130,10 +130,11 @@ def measure(turns: int) -> dict[str, Any]:
                     found[name]["peak_bytes"] = _worker(malloc, "--model", model, "--contender", name)
                     progress.advance(task)
                 models[model][malloc] = found
-    return {"environment": _environment(), "turns": turns, "yardstick": YARDSTICK, "models": models}
+    return {"environment": {"threads": "1", **environment()}, "turns": turns, "yardstick": YARDSTICK, "models": models}
 
 
-def _environment() -> dict[str, str]:
+def environment(*more_packages: str) -> dict[str, str]:
+    """Processor, kernels and versions: what the figures depend on."""
     from alidpfl.dpsgd import native
 
     def installed(package: str) -> str:
@@ -149,8 +150,7 @@ def _environment() -> dict[str, str]:
     return {
         "cpu": cpu,
         "native": native.instruction_set(),
-        "threads": "1",
-        **{package: installed(package) for package in ("torch", "opacus", "alidpfl")},
+        **{package: installed(package) for package in ("torch", "opacus", "alidpfl", *more_packages)},
     }
 
 

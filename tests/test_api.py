@@ -225,7 +225,6 @@ def test_a_wrong_shape_is_explained():
         federation.step()
 
 
-@pytest.mark.xfail(reason="data/own.py puts the text of the conversion error, which quotes the label, into its own")
 def test_an_error_quotes_no_data():
     with pytest.raises(DataError) as caught:
         _federation(clients=[[(torch.zeros(6), "leukaemia")] * 5])

@@ -126,9 +126,15 @@ def test_a_poisoned_update_is_left_out_of_the_mean():
 
 
 def test_time_limit_stops_before_the_round_that_would_cross_it():
-    now = itertools.count(step=5)  # a round reads the clock twice: it takes five seconds
+    now = [0.0]
+
+    class Slow(FakeEngine):
+        def train(self, params, plans):
+            now[0] += 5
+            return super().train(params, plans)
+
     training = make_training(
-        engine=FakeEngine(), policy="fixed", time_limit=17.0, max_rounds=100, clock=lambda: next(now)
+        engine=Slow(), policy="fixed", time_limit=17.0, max_rounds=100, clock=lambda: now[0]
     )
     assert len(list(training)) == 3
     assert training.stop_reason is StopReason.TIME_LIMIT
@@ -186,6 +192,12 @@ def test_cohorts_are_drawn_anew_each_round_and_repeatable():
     assert cohorts(1) == cohorts(1) != cohorts(2)
     assert len({tuple(cohort) for cohort in cohorts(1)}) > 2
     assert all(len(cohort) == 2 for cohort in cohorts(1))
+
+
+def test_no_round_plans_more_than_its_clients_can_pay_for():
+    """One client of four a round, few rounds: an even pace would ask for more than R_c of whoever is drawn."""
+    training = make_training(engine=FakeEngine(), clients_per_round=1, max_rounds=3)
+    assert all(record.local_steps <= training._ledger.max_steps for record in training)
 
 
 def test_half_the_clients_a_round_can_run_twice_the_steps():

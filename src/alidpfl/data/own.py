@@ -74,8 +74,12 @@ def labelled(client: Client, what: str) -> LabelledData:
     inputs, targets = client if is_pair else _materialised(client, what)  # type: ignore[misc]
     try:
         return LabelledData(inputs=_floats(inputs), targets=_classes(targets))
-    except (DataError, TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what}: {error}") from error
+    except DataError as error:
+        raise DataError(f"{what}: {error}") from None
+    except (TypeError, ValueError, RuntimeError) as error:  # its text may quote data
+        raise DataError(
+            f"{what}: cannot be made into tensors ({type(error).__name__}); give numbers in arrays of one shape"
+        ) from None
 
 
 def _materialised(items: Any, what: str) -> tuple[Tensor, Tensor]:
@@ -90,9 +94,9 @@ def _materialised(items: Any, what: str) -> tuple[Tensor, Tensor]:
         return inputs, torch.as_tensor([int(pair[1]) for pair in pairs])
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
         raise DataError(
-            f"{what}: items must be pairs of a tensor of one shape and a whole number ({error}); "
-            "give the data set a transform to tensors"
-        ) from error
+            f"{what}: items must be pairs of a tensor of one shape and a whole number, and one is not "
+            f"({type(error).__name__}); give the data set a transform to tensors"
+        ) from None
 
 
 def _floats(values: Any) -> Tensor:

@@ -85,10 +85,12 @@ class Training:
         aggregated = len(accepted) >= max(1, math.ceil(self._server_settings.quorum * len(plans)))
         if aggregated:
             self._aggregate(accepted, plans)
-        self._advance(plans, len(updates), self._clock() - started)
+        self._advance(plans, len(updates))
         record = self._record(decision, plans, updates, rejected, aggregated)
         self.stop_reason = self._reason_to_stop()
-        return self._evaluated(record)
+        record = self._evaluated(record)
+        self._count_time(self._clock() - started)
+        return record
 
     def forfeit_round(self) -> None:
         """Charge a round that was asked for and lost, without running it: it may have shown something."""
@@ -164,18 +166,25 @@ class Training:
         loss = public.loss if public else None
         self._observed = replace(observed, method_state=self._method.observe(observed.method_state, accepted, loss))
 
-    def _advance(self, plans: Sequence[ClientPlan], arrived: int, seconds: float) -> None:
+    def _advance(self, plans: Sequence[ClientPlan], arrived: int) -> None:
         before, steps = self.progress, max(plan.steps for plan in plans)
         spent = max(self._ledger.epsilon_bound(plan.client) for plan in plans)
-        self.progress = Progress(
+        self.progress = replace(
+            before,
             round=before.round + 1,
             local_steps=before.local_steps + steps,
             previous_steps=steps,
             bytes=before.bytes + (len(plans) + arrived) * BYTES_PER_NUMBER * len(self.server.params),
-            seconds=before.seconds + seconds,
-            slowest_round=max(before.slowest_round, seconds),
             epsilon=max(before.epsilon, spent),
         )
+
+    def _count_time(self, seconds: float) -> None:
+        """Of the whole round: looking at the test set takes time as well."""
+        before = self.progress
+        self.progress = replace(
+            before, seconds=before.seconds + seconds, slowest_round=max(before.slowest_round, seconds)
+        )
+        self.stop_reason = self._reason_to_stop()
 
     def _record(
         self,

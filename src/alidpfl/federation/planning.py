@@ -1,7 +1,7 @@
 """Before a round: may there be one, who takes part, how many steps, at which C, σ and η. Touches no data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class RoundPlanner:
         self._drawn = min(settings.clients_per_round or len(sizes), len(sizes))
         self.round_bytes = 2 * self._drawn * BYTES_PER_NUMBER * num_params
         self._num_params = num_params
+        total = sum(sizes.values())
+        self._smallest, self._concentration = min(sizes.values()), sum((n / total) ** 2 for n in sizes.values())
 
     def reason_to_stop(self, progress: Progress, state: Mapping[str, Any]) -> StopReason | None:
         """The limit that the next round would cross, if any."""
@@ -78,7 +80,7 @@ class RoundPlanner:
         """The next round, clamped to every client's own budget. Nothing is charged yet."""
         cohort = self.cohort(progress.round, observed.method_state)
         situation = self._situation(progress, observed, cohort)
-        decision = self._policy.decide(situation)
+        decision = self._held_to_accounts(self._policy.decide(situation), cohort, observed.method_state)
         rates = self._learning_rates(progress, situation.max_steps, decision.local_steps)
         return decision, [self._client_plan(client, progress.round, rates, observed) for client in cohort]
 
@@ -110,7 +112,7 @@ class RoundPlanner:
         return self._ledger.affordable_steps(client, self._method.numbers(state, client).noise_multiplier)
 
     def _situation(self, progress: Progress, observed: Observed, cohort: Sequence[ClientId]) -> Situation:
-        settings, sizes = self._settings, self._sizes.values()
+        settings = self._settings
         numbers = [self._method.numbers(observed.method_state, client) for client in cohort]
         return Situation(
             round=progress.round,
@@ -125,13 +127,20 @@ class RoundPlanner:
             learning_rate=learning_rate(
                 settings.schedule, settings.learning_rate, progress.round / settings.max_rounds
             ),
-            expected_batch_size=settings.sample_rate * min(sizes),
-            weight_concentration=sum((size / sum(sizes)) ** 2 for size in sizes),
+            expected_batch_size=settings.sample_rate * self._smallest,
+            weight_concentration=self._concentration,
             heterogeneity=settings.heterogeneity,
             curvature=observed.curvature,
             raw_curvature=observed.raw_curvature,
             raw_heterogeneity=observed.raw_heterogeneity,
         )
+
+    def _held_to_accounts(self, decision: Decision, cohort: Sequence[ClientId], state: Mapping[str, Any]) -> Decision:
+        """τ that at least one of the round's clients can pay for."""
+        if self._method.release == "update":
+            return decision
+        most = max(self._affordable(client, state) for client in cohort)
+        return replace(decision, local_steps=min(decision.local_steps, most))
 
     def _steps_left(self, progress: Progress, state: Mapping[str, Any], cohort: Sequence[ClientId]) -> int:
         """Local steps that the federation can still run: R_c − Σ τ where everybody takes part in every round.

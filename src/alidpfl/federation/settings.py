@@ -10,6 +10,8 @@ from torch import Tensor
 from alidpfl.errors import ConfigError
 from alidpfl.types import ClientPlan, ClientUpdate
 
+_LARGEST_RATE = 1e6
+
 UNACCOUNTED_SIGNALS = "unaccounted-signals"
 
 Part: TypeAlias = Literal["test", "validation"]
@@ -47,19 +49,26 @@ class FederationSettings:
     """{"unaccounted-signals"} admits policies that look at un-noised signals."""
 
     def __post_init__(self) -> None:
-        for name in ("max_rounds", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        self._check_limits()
         for name in ("dropout_rate", "straggler_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be in [0, 1)")
-        for name in ("learning_rate", "time_limit", "traffic_limit", "clients_per_round"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name}={value} must be greater than 0")
+        if not 0 < self.learning_rate <= _LARGEST_RATE:  # beyond, float32 ends soon
+            raise ConfigError(
+                f"learning_rate={self.learning_rate} must be greater than 0 and at most {_LARGEST_RATE:g}"
+            )
         unknown = self.unsafe - {UNACCOUNTED_SIGNALS}
         if unknown:
             raise ConfigError(f"unsafe={sorted(unknown)} is unknown; it may name {UNACCOUNTED_SIGNALS!r}")
+
+    def _check_limits(self) -> None:
+        for name in ("max_rounds", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("time_limit", "traffic_limit", "clients_per_round"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name}={value} must be greater than 0; leave it out for none")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -36,11 +36,11 @@ class AdapDpfl:
     """β."""
     smallest_clip_norm: float = 0.01
     largest_clip_norm: float = 10.0
-    name: str = "adap_dpfl"
-    release: Release = "step"
-    signals: frozenset[Signal] = frozenset({"gradient_norm"})
-    adapts_noise: bool = True
-    needs_public_loss: bool = True
+    name: ClassVar[str] = "adap_dpfl"
+    release: ClassVar[Release] = "step"
+    signals: ClassVar[frozenset[Signal]] = frozenset({"gradient_norm"})
+    adapts_noise: ClassVar[bool] = True
+    needs_public_loss: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.noise_decay <= 1:

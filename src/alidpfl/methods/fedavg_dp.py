@@ -5,7 +5,7 @@ McMahan et al. 2017 (FedAvg), Abadi et al. 2016 (DP-SGD).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -22,10 +22,10 @@ class FedAvgDp:
     clip_norm: float
     noise_multiplier: float
     name: str = "fedavg_dp"
-    release: Release = "step"
-    signals: frozenset[Signal] = frozenset()
-    adapts_noise: bool = False
-    needs_public_loss: bool = False
+    release: ClassVar[Release] = "step"
+    signals: ClassVar[frozenset[Signal]] = frozenset()
+    adapts_noise: ClassVar[bool] = False
+    needs_public_loss: ClassVar[bool] = False
 
     def objective(self, model: nn.Module) -> Objective:
         """Plain cross-entropy."""

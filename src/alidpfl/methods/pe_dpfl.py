@@ -10,7 +10,7 @@ features, c the last linear layer, u ~ N(0, s² I). Two variants:
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,14 +36,14 @@ class PeDpfl:
     draws: int = 1
     """How many u a step."""
     variant: Literal["dpsgd", "output"] = "dpsgd"
-    name: str = "pe_dpfl"
-    signals: frozenset[Signal] = frozenset()
-    adapts_noise: bool = False
-    needs_public_loss: bool = False
+    name: ClassVar[str] = "pe_dpfl"
+    signals: ClassVar[frozenset[Signal]] = frozenset()
+    adapts_noise: ClassVar[bool] = False
+    needs_public_loss: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise ConfigError(f"draws={self.draws} must be at least 1")
+        if not isinstance(self.draws, int) or self.draws < 1:
+            raise ConfigError(f"draws={self.draws} must be a whole number, at least 1")
         for name in ("regularisation", "perturbation"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must not be negative")

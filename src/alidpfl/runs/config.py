@@ -79,7 +79,7 @@ class MethodSection(_Section):
         None, ge=1, description="τ of the policy fixed; left out: 1, and 3 for adap_dpfl and pe_dpfl."
     )
     clip_norm: float = Field(1.0, gt=0, description="C; for adap_dpfl that of the first round.")
-    learning_rate: float = Field(4.0, gt=0, description="η₀.")
+    learning_rate: float = Field(4.0, gt=0, le=1e6, description="η₀.")
     schedule: Literal["constant", "late_decay", "linear", "cosine"] = Field(
         "late_decay", description="How η falls in the course of training."
     )
