@@ -1,6 +1,7 @@
 """The peer: Flower's simulation with Opacus clients, as their own documentation and examples put them together.
 
-Two favours: the clients' data stay in memory between rounds, and the layout is channels last.
+Three favours: the clients' data stay in memory between rounds, the layout is channels last, and (by benchmarks.round)
+Ray's workers run at normal priority.
 """
 
 import functools

@@ -38,6 +38,7 @@ FLOWER_ENVIRONMENT = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # 15 by default: on a machine that others use too, the peer would wait for them
 }
 SGD_BAR, PEER_BAR = 1.25, 15.0
 WARM_UP_ROUNDS = 2

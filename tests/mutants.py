@@ -371,8 +371,8 @@ MUTANTS = (
     Mutant(
         "secants keep the part of the noise that moved the weights",
         "src/alidpfl/federation/secants.py",
-        "return 2 / step_size * share * along",
-        "return 0.0",
+        "noise=step_size * (added + first.sampling),",
+        "noise=0.0,",
         CURVATURE,
     ),
     Mutant(

@@ -46,12 +46,12 @@ class SecantSums:
     All four are computed from noised gradients and public settings: post-processing, free of charge.
     """
 
-    difference: float
-    """Σ ‖g̃' − g̃‖²."""
+    product: float
+    """Σ ⟨g̃' − g̃, w' − w⟩."""
     displacement: float
     """Σ ‖w' − w‖²."""
     noise: float
-    """What the added noise alone contributes to `difference` on average."""
+    """What noise and sampling alone contribute to `product` on average."""
     noise_variance: float
     """Variance of that contribution."""
 

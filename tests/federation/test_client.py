@@ -92,11 +92,12 @@ def test_secants_of_pure_noise_are_what_their_own_figures_say():
     model, start, data = flat_model(), torch.zeros(4000), flat_data()
     local = trainer(model)
     seen = [local.train(start, data, plan, RandomStream.seeded(9, i)).secants for i in range(400)]
-    signals = torch.tensor([s.difference - s.noise for s in seen], dtype=torch.float64)
-    claimed = seen[0].noise_variance
-    assert abs(float(signals.mean())) < 4 * math.sqrt(claimed / len(seen))
-    assert claimed / 8 < float(signals.var()) < claimed  # never understated, nor beyond use
-    assert sum(s.difference for s in seen) / 400 == pytest.approx(2 * 2 * 4000 * (1.5 * 0.7 / 8) ** 2, rel=0.01)
+    added = (0.5 + 0.4) * 4000 * (1.5 * 0.7 / 8) ** 2  # Σ c s² d; the rest of what is claimed bounds the sampling
+    products = torch.tensor([s.product for s in seen], dtype=torch.float64)
+    claimed = sum(s.noise_variance for s in seen) / len(seen)
+    assert abs(float(products.mean()) - added) < 4 * math.sqrt(claimed / len(seen))
+    assert claimed * 0.7 < float(products.var()) < claimed * 1.3  # 4 standard errors
+    assert seen[0].noise == pytest.approx(added + (0.5 + 0.4) * 0.8 * 0.7**2 / 8)
 
 
 def test_secants_displacement_is_how_far_the_weights_moved_between_gradients():

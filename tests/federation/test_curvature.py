@@ -45,7 +45,7 @@ def test_the_curvature_of_a_quadratic_is_found_across_rounds():
 
 @pytest.mark.parametrize("start", [10.0, 0.01])
 def test_noise_that_moves_the_weights_does_not_pass_for_curvature(start):
-    """Steps of almost pure noise: the part of the difference that goes with them would make it 1.3 instead of 0.4."""
+    """Steps of almost pure noise: their noise, left in, would add 1/η = 2 to the 0.4."""
     found = [run(num_params=20_000, noise=10.0, rounds=6, seed=seed, start=start).estimate.value for seed in range(10)]
     assert all(value is not None for value in found)
     assert sum(found) / 10 == pytest.approx(CURVATURE, rel=0.15)

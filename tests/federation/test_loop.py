@@ -133,9 +133,7 @@ def test_time_limit_stops_before_the_round_that_would_cross_it():
             now[0] += 5
             return super().train(params, plans)
 
-    training = make_training(
-        engine=Slow(), policy="fixed", time_limit=17.0, max_rounds=100, clock=lambda: now[0]
-    )
+    training = make_training(engine=Slow(), policy="fixed", time_limit=17.0, max_rounds=100, clock=lambda: now[0])
     assert len(list(training)) == 3
     assert training.stop_reason is StopReason.TIME_LIMIT
     assert training.progress.seconds <= 17

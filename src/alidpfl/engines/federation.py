@@ -7,7 +7,7 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
-from alidpfl.engines.runner import SimulationData
+from alidpfl.engines.runner import SimulationData, one_thread
 from alidpfl.engines.simulation import Simulation
 from alidpfl.federation.loop import Training
 from alidpfl.federation.params import flatten, load, trained
@@ -73,12 +73,14 @@ class Federation:
 
     def __iter__(self) -> Iterator[RoundRecord]:
         """All rounds that are left; worker processes end with the last."""
-        yield from self.training
+        while (record := self.step()) is not None:
+            yield record
         self.close()
 
     def step(self) -> RoundRecord | None:
         """One round; None once a limit is reached."""
-        return self.training.step()
+        with one_thread():  # the server's sums too: a second thread would wait for a core that a worker has
+            return self.training.step()
 
     def close(self) -> None:
         """End the worker processes; the next round would start them again."""

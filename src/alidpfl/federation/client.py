@@ -13,7 +13,7 @@ from alidpfl.dpsgd import PerSampleClipper, RandomStream, StepSettings, add_nois
 from alidpfl.errors import DataError
 from alidpfl.federation.params import flatten, load
 from alidpfl.federation.raw_signals import raw_signals
-from alidpfl.federation.secants import crossed_noise, inner, squared_norm
+from alidpfl.federation.secants import Noise, secant, squared_norm, total
 from alidpfl.methods.objective import Objective
 from alidpfl.types import ClientPlan, ClientUpdate, SecantSums
 
@@ -53,7 +53,7 @@ class LocalTrainer:
             raise DataError(f"client {plan.client} has no records; leave it out, or set min_samples")
         load(params, self._clipper.parameters)
         divisor = plan.sample_rate * len(data)  # public: fixed at enrolment, whatever the batch turns out to be
-        observer = _NoisedGradients(plan, divisor, len(params))
+        observer = _NoisedGradients(plan, len(data), len(params))
         for learning_rate in plan.learning_rates:
             gradient = self._step(data, plan, learning_rate, divisor, random)
             observer.see(gradient, learning_rate)
@@ -114,15 +114,15 @@ def _noised_update(before: Tensor, after: Tensor, plan: ClientPlan, random: Rand
 class _NoisedGradients:
     """Signals from the noised gradients of a round. It sees nothing else, so they are free of charge."""
 
-    def __init__(self, plan: ClientPlan, divisor: float, num_params: int) -> None:
+    def __init__(self, plan: ClientPlan, num_records: int, num_params: int) -> None:
         on_steps = plan.release == "step"
         self._wants_secants = on_steps and "secants" in plan.signals and plan.steps > 1
         self._wants_norm = on_steps and "gradient_norm" in plan.signals
-        self._divisor, self._num_params = divisor, num_params
-        self._variance = (plan.noise_multiplier * plan.clip_norm / divisor) ** 2  # of a coordinate of a gradient
+        self._divisor, self._num_params = plan.sample_rate * num_records, num_params
+        self._noise = Noise.of(plan, num_records)
         self._previous: Tensor | None = None
         self._previous_rate = 0.0
-        self._pairs, self._difference, self._displacement, self._crossed = 0, 0.0, 0.0, 0.0
+        self._pairs: list[SecantSums] = []
         self._norms: list[float] = []
 
     def see(self, noised_sum: dict[str, Tensor], learning_rate: float) -> None:
@@ -132,35 +132,17 @@ class _NoisedGradients:
         gradient = flatten(noised_sum).div_(self._divisor)
         if self._wants_norm:
             # Adap DP-FL: without taking off the noise's share the norm would grow by σ√d/B every round.
-            squared = float(gradient.double().square().sum()) - self._num_params * self._variance
+            squared = squared_norm(gradient) - self._num_params * self._noise.variance
             self._norms.append(math.sqrt(max(0.0, squared)))
         if self._wants_secants:
             if self._previous is not None:
-                self._add_pair(self._previous, gradient, self._previous_rate)
+                change, moved = gradient - self._previous, self._previous * -self._previous_rate
+                self._pairs.append(secant(change, moved, self._noise, self._noise, self._previous_rate))
             self._previous, self._previous_rate = gradient, learning_rate
 
-    def _add_pair(self, before: Tensor, after: Tensor, learning_rate: float) -> None:
-        change, moved = after - before, before * -learning_rate
-        displacement = squared_norm(moved)
-        self._pairs += 1
-        self._difference += squared_norm(change)
-        self._displacement += displacement
-        noise = self._num_params * self._variance
-        self._crossed += crossed_noise(inner(change, moved), displacement, noise, learning_rate)
-
     def secants(self) -> SecantSums | None:
-        """Sums over consecutive pairs. A pair's noises n differ by N(0, 2s² I), s² the variance of a coordinate."""
-        if self._pairs == 0:
-            return None
-        fourth = self._num_params * self._variance**2  # d s⁴
-        # Var ‖n₂ − n₁‖² = 8 d s⁴; neighbouring pairs share a noise, Cov = 2 d s⁴, counted twice.
-        variance = 8 * self._pairs * fourth + 4 * (self._pairs - 1) * fourth
-        return SecantSums(
-            difference=self._difference,
-            displacement=self._displacement,
-            noise=2 * self._pairs * self._num_params * self._variance + self._crossed,
-            noise_variance=variance,
-        )
+        """Sums over consecutive pairs."""
+        return total(self._pairs)
 
     def gradient_norm(self) -> float | None:
         """Mean over the round's steps of the de-biased norms."""

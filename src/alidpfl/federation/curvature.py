@@ -6,23 +6,23 @@ averaged. Everything here is post-processing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
-from alidpfl.federation.secants import crossed_noise, inner, squared_norm
+from alidpfl.federation.secants import Noise, secant
 from alidpfl.policies import CurvatureEstimate, pool
 from alidpfl.types import ClientId, ClientPlan, ClientUpdate, SecantSums
 
 
 @dataclass(frozen=True, kw_only=True)
 class _MeanGradient:
-    """The mean noised gradient of a round, the weights where it was taken, and the variance of its coordinates."""
+    """The mean noised gradient of a round, the weights where it was taken, and what is random in it."""
 
     gradient: Tensor
     weights: Tensor
-    variance: float
+    noise: Noise
     step_size: float
     """Σ η: how much of the gradient the step after it contains."""
     clients: tuple[ClientId, ...]
@@ -57,7 +57,7 @@ class CurvatureTracker:
         if self.last is None:
             return numbers, {}
         last = self.last
-        numbers |= {"variance": last.variance, "step_size": last.step_size, "clients": list(last.clients)}
+        numbers |= {"noise": asdict(last.noise), "step_size": last.step_size, "clients": list(last.clients)}
         return numbers, {"mean_gradient": self.last.gradient, "mean_gradient_at": self.last.weights}
 
     @classmethod
@@ -69,7 +69,7 @@ class CurvatureTracker:
         last = _MeanGradient(
             gradient=tensors["mean_gradient"],
             weights=tensors["mean_gradient_at"],
-            variance=numbers["variance"],
+            noise=Noise(**numbers["noise"]),
             step_size=numbers["step_size"],
             clients=tuple(numbers["clients"]),
         )
@@ -89,14 +89,12 @@ def _mean_gradient(
     (learning_rates,) = rates
     total = sum(learning_rates)
     spread = sum(rate**2 for rate in learning_rates) / total**2  # 1/τ for equal step sizes
-    variance = sum(
-        (share * plan.noise_multiplier * plan.clip_norm / (plan.sample_rate * sizes[plan.client])) ** 2
-        for share, plan, _ in arrived
-    )
+    # Var Σ p x = Σ p² Var x: the clients' noises are independent.
+    noises = [Noise.of(plan, sizes[plan.client]).scaled(spread * share**2) for share, plan, _ in arrived]
     return _MeanGradient(
         gradient=mean_update / -total,
         weights=before,
-        variance=variance * spread,
+        noise=Noise(variance=sum(n.variance for n in noises), sampling=sum(n.sampling for n in noises)),
         step_size=total,
         clients=tuple(plan.client for _, plan, _ in arrived),
     )
@@ -106,15 +104,5 @@ def _across(last: _MeanGradient | None, now: _MeanGradient | None) -> SecantSums
     """The secant between two rounds. Other clients have other gradients: only the same ones can be compared."""
     if last is None or now is None or last.clients != now.clients:
         return None
-    num_params, variance = now.gradient.numel(), last.variance + now.variance
     change, moved = now.gradient - last.gradient, now.weights - last.weights
-    displacement = squared_norm(moved)
-    crossed = crossed_noise(inner(change, moved), displacement, num_params * last.variance, last.step_size)
-    return SecantSums(
-        difference=squared_norm(change),
-        displacement=displacement,
-        noise=num_params * variance + crossed,
-        # 2 d v² is that of ‖N(0, v I)‖². Pairs of rounds share a gradient with the next (correlation 1/4), which their
-        # average feels as half as much again.
-        noise_variance=1.5 * 2 * num_params * variance**2,
-    )
+    return secant(change, moved, last.noise, now.noise, last.step_size)

@@ -1,40 +1,71 @@
-"""The arithmetic of secants between noised gradients g̃ = g + n, g̃' = g' + n', Var n = s² I, at weights w, w'.
+"""The arithmetic of a secant between two noised gradients g̃ = g + n and g̃' = g' + n' at weights w and w'.
 
-What is wanted is ‖g' − g‖². What is seen is ‖g̃' − g̃‖², larger by two things:
+The product ⟨g̃' − g̃, w' − w⟩ holds ⟨g' − g, w' − w⟩, which is wanted, and noise. The step from w to w' was made of the
+first gradient, w' − w = −c g̃ + ..., so that the noise does not average out:
 
-- the noises' own size, Σ s² d: known;
-- a cross term. The step from w to w' was made of g̃, so it contains −c n (c the step size), and the curvature H turns
-  that into a part of g' − g that goes with n: 2 c s² tr(H) on average. Where most of a step is noise, this is most of
-  the signal, and an estimate that ignores it is far too high.
+    E ⟨n' − n, w' − w⟩ = c E‖n‖²
+    Var ⟨n' − n, w' − w⟩ = s'² D + s² (D − c² s² d) + 2 c² s⁴ d,   D = ‖w' − w‖², s² the variance of a coordinate of n.
 
-tr(H) is not known, but ⟨g̃' − g̃, w' − w⟩ − c s² d estimates (w' − w)ᵀ H (w' − w), and the noise's part of that,
-c² s² tr(H), is about its share f in the step's length. Taking the estimate off leaves a variance of
-(8 − 16f + 12f²) d s⁴ for each pair, at most the 8 d s⁴ of ‖n' − n‖² itself.
+n is the noise that was added, whose s² is public, and the sampling of the batch, of which a bound is: each record moves
+a gradient by at most C/B, so that E‖sampling‖² <= (1 − q) q n (C/B)² = (1 − q) C²/B. Taking the bound off can only make
+the curvature too small, never pass sampling off as curvature.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-def crossed_noise(inner_product: float, displacement: float, noise: float, step_size: float) -> float:
-    """The cross term 2 c s² tr(H), estimated without bias.
-
-    Args:
-        inner_product: ⟨g̃' − g̃, w' − w⟩.
-        displacement: ‖w' − w‖².
-        noise: s² d, of the earlier gradient.
-        step_size: c.
-    """
-    if displacement <= 0:
-        return 0.0
-    along = inner_product - step_size * noise
-    share = min(1.0, step_size**2 * noise / displacement)
-    return 2 / step_size * share * along
+from alidpfl.types import ClientPlan, SecantSums
 
 
-def inner(a: Tensor, b: Tensor) -> float:
-    """⟨a, b⟩, summed in double."""
-    return float(torch.dot(a.double(), b.double()))
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """What is random in a gradient."""
+
+    variance: float
+    """s², of each coordinate, by the noise added."""
+    sampling: float
+    """Most that the sampling of batches adds to E‖n‖²."""
+
+    @classmethod
+    def of(cls, plan: ClientPlan, num_records: int) -> "Noise":
+        """Of one client's gradient under this plan."""
+        batch_size = plan.sample_rate * num_records
+        return cls(
+            variance=(plan.noise_multiplier * plan.clip_norm / batch_size) ** 2,
+            sampling=(1 - plan.sample_rate) * plan.clip_norm**2 / batch_size,
+        )
+
+    def scaled(self, factor: float) -> "Noise":
+        """Of `factor` times the gradient, `factor` given squared."""
+        return Noise(variance=factor * self.variance, sampling=factor * self.sampling)
+
+
+@torch.no_grad()
+def secant(change: Tensor, moved: Tensor, first: Noise, second: Noise, step_size: float) -> SecantSums:
+    """Of one pair: `change` is g̃' − g̃, `moved` is w' − w, and `step_size` is c."""
+    num_params, displacement = moved.numel(), squared_norm(moved)
+    added = first.variance * num_params
+    variance = (first.variance + second.variance) * displacement + step_size**2 * added * first.variance
+    return SecantSums(
+        product=float(torch.dot(change.double(), moved.double())),
+        displacement=displacement,
+        noise=step_size * (added + first.sampling),
+        noise_variance=variance,
+    )
+
+
+def total(pairs: list[SecantSums]) -> SecantSums | None:
+    """Sums over pairs; None without any. Neighbours share a noise, but along different moves: hardly correlated."""
+    if not pairs:
+        return None
+    return SecantSums(
+        product=sum(pair.product for pair in pairs),
+        displacement=sum(pair.displacement for pair in pairs),
+        noise=sum(pair.noise for pair in pairs),
+        noise_variance=sum(pair.noise_variance for pair in pairs),
+    )
 
 
 def squared_norm(vector: Tensor) -> float:

@@ -77,7 +77,7 @@ def reason_to_reject(update: ClientUpdate, plan: ClientPlan, before: Tensor, num
     params = update.params
     if params.shape != before.shape or params.dtype != before.dtype:
         return f"shape {tuple(params.shape)} and dtype {params.dtype}, not {tuple(before.shape)} and {before.dtype}"
-    moved = float((params - before).double().norm())
+    moved = float(torch.linalg.vector_norm(params - before, dtype=torch.float64))
     if not math.isfinite(moved):
         return "values that are not finite"
     if moved > (limit := largest_honest_update(plan, len(before), num_records)):

@@ -94,7 +94,7 @@ def _train(
     events = TensorBoardWriter(directory.path / "tensorboard", first_round=done) if tensorboard else nullcontext()
     with prepared.federation, events as writer, _ctrl_c_ends_the_round() as interrupted:
         record, started = None, time.monotonic()
-        for record in training:
+        for record in prepared.federation:
             seconds = time.monotonic() - started
             _keep(directory, prepared.federation, record, seconds)
             if writer is not None:
