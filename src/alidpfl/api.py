@@ -94,6 +94,8 @@ def federate(
         policy = DEFAULT_POLICIES.get(method.name, "ratio")
     if isinstance(policy, str):
         policy = make_policy(policy, **({"local_steps": 1} if policy == "fixed" else {}))
+    if any(evaluated is client for evaluated in (test, public) for client in clients if evaluated is not None):
+        raise ConfigError("test or public is one of the clients, whose records are private: pass other data, or none")
     if method.needs_public_loss and public is None:
         raise ConfigError(f"{method.name} looks at the loss on public data: pass public=(inputs, classes)")
     return Federation(

@@ -83,7 +83,7 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
     show(Path(outcome.out))
     made = " (synthetic data)" if outcome.is_synthetic else ""
     accuracy = "not evaluated" if outcome.accuracy is None else f"accuracy {outcome.accuracy:.2f} %{made}"
-    covered = "" if outcome.covers_everything else ", which does NOT cover the un-noised signals that were used"
+    covered = "" if outcome.covers_everything else f", which does NOT cover {'; '.join(outcome.uncovered)}"
     typer.echo(
         f"{accuracy} at ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}; kept in {outcome.out}"
     )
@@ -134,12 +134,17 @@ class _Screen:
     def _start(self, prepared: "Prepared", rounds_done: int) -> None:
         for warning in prepared.warnings:
             self._console.print(f"[yellow]warning:[/] {warning}")
+        for shown in prepared.uncovered:
+            self._console.print(f"[red]epsilon does NOT cover this run:[/] it shows {shown}")
         settings = prepared.federation.training.settings
         self._progress.reset(self._task, total=settings.max_rounds, completed=rounds_done, description="training")
 
     def _round(self, record: "RoundRecord", _seconds: float) -> None:
         if record.accuracy is not None:
             self._accuracy = f"  accuracy {record.accuracy:.1f} %"
+        from alidpfl.views.tables import rounded_up
+
         total = self._progress.tasks[0].total
-        facts = f"round {record.round + 1}/{total:.0f}  τ {record.local_steps}  ε {record.epsilon:.2f}{self._accuracy}"
+        spent = rounded_up(record.epsilon)
+        facts = f"round {record.round + 1}/{total:.0f}  τ {record.local_steps}  ε {spent}{self._accuracy}"
         self._progress.update(self._task, completed=record.round + 1, facts=facts)

@@ -32,12 +32,14 @@ def make_model(num_features: int = 6, num_classes: int = 3) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(num_features, 4), torch.nn.Tanh(), torch.nn.Linear(4, num_classes))
 
 
-def make_training(method="fedavg_dp", policy="ratio", *, engine=None, server=None, method_options=None, **settings):
+def make_training(
+    method="fedavg_dp", policy="ratio", *, engine=None, server=None, method_options=None, built=None, **settings
+):
     """A Training over the small federation; `settings` go to FederationSettings."""
     model, policy_options = make_model(), settings.pop("policy_options", {})
     if policy == "fixed":
         policy_options.setdefault("local_steps", 2)
-    built = make_method(method, clip_norm=1.0, noise_multiplier=NOISE_MULTIPLIER, **(method_options or {}))
+    built = built or make_method(method, clip_norm=1.0, noise_multiplier=NOISE_MULTIPLIER, **(method_options or {}))
     clock = settings.pop("clock", None)
     if built.adapts_noise:
         ledger = FilteredLedger(BUDGET, SAMPLE_RATE, NOISE_MULTIPLIER)

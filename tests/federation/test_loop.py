@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from alidpfl.errors import ConfigError
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Evaluation
-from alidpfl.methods import METHODS
+from alidpfl.methods import METHODS, FedAvgDp
 from alidpfl.policies import POLICIES
 from alidpfl.types import ClientUpdate, StopReason
-from tests.federation.conftest import SIZES, make_training
+from tests.federation.conftest import NOISE_MULTIPLIER, SIZES, make_training
 
 COMBINATIONS = [
     *((method, policy, {}) for method in METHODS for policy in POLICIES),
@@ -89,6 +89,33 @@ def test_a_forfeited_round_is_charged_and_not_run():
     assert engine.seen == []
     assert [training._ledger.steps_spent(client) for client in range(4)] == [2] * 4
     assert training.progress.round == 0
+
+
+def test_records_count_what_was_forfeited():
+    """A client that forfeited all it had sits out, and its epsilon must still be the largest."""
+    training = make_training(
+        engine=FakeEngine(), policy="fixed", policy_options={"local_steps": 30}, clients_per_round=1
+    )
+    for _ in range(3):
+        training.forfeit_round()
+    record = training.step()
+    assert record.epsilon >= max(training.epsilons().values())
+
+
+def test_a_method_that_asks_for_raw_signals_must_be_admitted_too():
+    class Nosy(FedAvgDp):
+        signals = frozenset({"raw"})
+
+    with pytest.raises(ConfigError, match="unaccounted-signals"):
+        make_training(built=Nosy(clip_norm=1.0, noise_multiplier=NOISE_MULTIPLIER))
+    admitted = make_training(
+        built=Nosy(clip_norm=1.0, noise_multiplier=NOISE_MULTIPLIER), unsafe=frozenset({"unaccounted-signals"})
+    )
+    assert admitted.step().covers_everything is False
+
+
+def test_records_say_when_something_else_shows_private_data():
+    assert make_training(engine=FakeEngine(), shows_private_data=True).step().covers_everything is False
 
 
 def test_dropouts_and_stragglers_are_charged_and_recorded_and_others_go_on():

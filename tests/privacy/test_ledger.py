@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alidpfl.errors import BudgetExceededError
+from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.privacy import (
     FilteredLedger,
     GaussianRelease,
@@ -30,18 +30,18 @@ def filtered() -> FilteredLedger:
 
 def test_planned_ledger_pays_for_r_c_steps_and_not_one_more():
     ledger = planned("rdp-paper")
-    ledger.charge(3, 314, 1.1)
+    ledger.charge(3, 314, 1.1, sample_rate=0.015)
     assert ledger.affordable_steps(3, 1.1) == 0
     assert ledger.epsilon(3) <= 2.0
     with pytest.raises(BudgetExceededError, match="client 3"):
-        ledger.charge(3, 1, 1.1)
+        ledger.charge(3, 1, 1.1, sample_rate=0.015)
     assert ledger.steps_spent(3) == 314
 
 
 @pytest.mark.parametrize("make", [planned, filtered])
 def test_clients_have_accounts_of_their_own(make):
     ledger = make()
-    ledger.charge(0, 100, 1.1)
+    ledger.charge(0, 100, 1.1, sample_rate=0.015)
     assert ledger.steps_spent(1) == 0
     assert ledger.epsilon(1) == 0
     assert ledger.affordable_steps(1, 1.1) == ledger.max_steps
@@ -52,7 +52,7 @@ def test_clients_have_accounts_of_their_own(make):
 def test_an_overdraft_is_refused_whole(make):
     ledger = make()
     with pytest.raises(BudgetExceededError):
-        ledger.charge(0, ledger.max_steps + 1, 1.1)
+        ledger.charge(0, ledger.max_steps + 1, 1.1, sample_rate=0.015)
     assert ledger.steps_spent(0) == 0
     assert ledger.epsilon(0) == 0
 
@@ -60,32 +60,52 @@ def test_an_overdraft_is_refused_whole(make):
 @pytest.mark.parametrize("make", [planned, filtered])
 def test_nothing_is_given_back(make):
     ledger = make()
-    ledger.charge(0, 10, 1.1)
+    ledger.charge(0, 10, 1.1, sample_rate=0.015)
     with pytest.raises(ValueError, match="steps"):
-        ledger.charge(0, -5, 1.1)
+        ledger.charge(0, -5, 1.1, sample_rate=0.015)
     assert ledger.steps_spent(0) == 10
 
 
 @pytest.mark.parametrize("make", [planned, filtered])
 def test_a_restored_ledger_goes_on_where_it_was(make):
     before, after = make(), make()
-    before.charge(0, 40, 1.1)
-    before.charge(7, 5, 1.1)
+    before.charge(0, 40, 1.1, sample_rate=0.015)
+    before.charge(7, 5, 1.1, sample_rate=0.015)
     after.restore(json.loads(json.dumps(before.to_json())))
     assert after.epsilon(0) == before.epsilon(0)
     assert after.affordable_steps(7, 1.1) == before.affordable_steps(7, 1.1)
     assert after.steps_spent(7) == 5
 
 
+@pytest.mark.parametrize("make", [planned, filtered])
+def test_steps_at_another_rate_are_refused(make):
+    with pytest.raises(BudgetExceededError, match=r"sample_rate=0\.5 is not the 0\.015"):
+        make().charge(0, 1, 1.1, sample_rate=0.5)
+
+
+def test_accounts_are_not_taken_over_on_other_terms():
+    kept = planned().to_json()
+    for other in (
+        PlannedLedger(BUDGET, 0.015, 1.2, accountant="rdp"),
+        PlannedLedger(BUDGET, 0.01, 1.1, accountant="rdp"),
+    ):
+        with pytest.raises(ConfigError, match="other terms: "):
+            other.restore(kept)
+    with pytest.raises(ConfigError, match=r"epsilon was 2\.0 and is 3\.0"):
+        PlannedLedger(PrivacyBudget(epsilon=3.0, delta=1e-5), 0.015, 1.1, accountant="rdp").restore(kept)
+    with pytest.raises(ConfigError, match="order was"):
+        FilteredLedger(BUDGET, 0.015, 4.0).restore(filtered().to_json())
+
+
 def test_planned_ledger_refuses_other_noise_than_planned():
     with pytest.raises(BudgetExceededError, match="FilteredLedger"):
-        planned().charge(0, 1, 1.0)
+        planned().charge(0, 1, 1.0, sample_rate=0.015)
 
 
 def test_filtered_ledger_charges_less_noise_more():
     quiet, loud = filtered(), filtered()
-    quiet.charge(0, 20, 1.1)
-    loud.charge(0, 20, 1.0)
+    quiet.charge(0, 20, 1.1, sample_rate=0.015)
+    loud.charge(0, 20, 1.0, sample_rate=0.015)
     assert loud.epsilon(0) > quiet.epsilon(0)
     assert loud.affordable_steps(0, 1.1) < quiet.affordable_steps(0, 1.1)
 
@@ -95,7 +115,7 @@ def test_filtered_ledger_never_exceeds_its_budget_whatever_noise_is_chosen(wishe
     ledger = filtered()
     for steps, noise in wishes:
         if affordable := ledger.affordable_steps(0, noise):
-            ledger.charge(0, min(steps, affordable), noise)
+            ledger.charge(0, min(steps, affordable), noise, sample_rate=0.015)
     assert ledger.epsilon(0) <= BUDGET.epsilon
 
 
@@ -110,7 +130,7 @@ def test_releases_are_charged_to_everybody_before_the_first_step():
 @pytest.mark.parametrize("steps", [1, 50, 400])
 def test_bound_is_above_the_tight_value_and_within_the_budget(steps):
     ledger = planned("pld")
-    ledger.charge(0, steps, 1.1)
+    ledger.charge(0, steps, 1.1, sample_rate=0.015)
     tight = epsilon([SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=steps)], 1e-5)
     assert ledger.epsilon(0) == tight
     assert tight <= ledger.epsilon_bound(0) <= min(BUDGET.epsilon, tight * 1.01)

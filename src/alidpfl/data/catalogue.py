@@ -56,7 +56,7 @@ def load(
         cache_dir: where made data are kept; by default in the user's cache.
         pixel_range: what black and white become.
         on_progress: told of steps that take longer.
-        options: for `synthetic`: clients, alpha, beta, is_iid, max_samples.
+        options: for `synthetic`: clients, alpha, beta, is_iid, max_samples; for `npz`: num_classes.
 
     >>> load("synthetic", clients=3).is_synthetic
     True
@@ -78,7 +78,7 @@ def load(
         case _:
             if data_dir is None:
                 raise ConfigError("npz needs data_dir, the folder with a .npz file for each client")
-            return load_npz(data_dir, seed, pixel_range)
+            return load_npz(data_dir, seed, pixel_range, options.get("num_classes"))
 
 
 def check_name(name: str, names: tuple[str, ...] = NAMES) -> None:
@@ -92,7 +92,7 @@ def check_name(name: str, names: tuple[str, ...] = NAMES) -> None:
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
-    known = SYNTHETIC_OPTIONS if name == "synthetic" else ()
+    known = {"synthetic": SYNTHETIC_OPTIONS, "npz": ("num_classes",)}.get(name, ())
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ConfigError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(known) or 'none'}")

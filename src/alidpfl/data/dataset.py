@@ -62,6 +62,8 @@ class Dataset:
     num_classes: int
     is_synthetic: bool
     """True where a program made the data: results on them say nothing of results on real ones."""
+    shown: tuple[str, ...] = ()
+    """What is known of the clients' records before training, without noise: no ε covers it."""
     natural_clients: tuple[Tensor, ...] | None = field(default=None, repr=False)
     """Where clients are given: for each the indices (int64, sorted) of its training samples; otherwise None."""
 

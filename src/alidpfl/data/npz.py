@@ -2,6 +2,7 @@
 
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ _FORM = "store x with shape (n, ...) and y with shape (n,), by numpy.savez(file,
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
 
 
-def load_npz(folder: Path, seed: int, pixel_range: PixelRange) -> Dataset:
+def load_npz(folder: Path, seed: int, pixel_range: PixelRange, num_classes: int | None = None) -> Dataset:
     """The clients in `folder`, in the order of their file names, and the test samples.
 
     These are in `test.npz`; where that is missing, a tenth of each client's samples is held out, drawn by `seed`.
-    Inputs of type uint8 are taken for pixels and scaled to `pixel_range`; others stay as they are.
+    Inputs of type uint8 are taken for pixels and scaled to `pixel_range`; others stay as they are. Without
+    `num_classes` and without `test.npz`, private labels and records show in the model's shape and in its accuracy:
+    `Dataset.shown` says so.
     """
+    shown = [] if num_classes else ["the number of classes, which was taken from the clients' labels"]
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give one that has a .npz file for each client")
     paths = sorted(path for path in folder.glob("*.npz") if path.name != TEST_FILE)
@@ -41,9 +45,14 @@ def load_npz(folder: Path, seed: int, pixel_range: PixelRange) -> Dataset:
     else:
         checks.whole("seed", seed)
         clients, test = _hold_out(paths, clients, seed)
-    return from_clients(
-        [(_inputs(x, pixel_range), y) for x, y in clients], (_inputs(test[0], pixel_range), test[1]), name="npz"
+        shown.append(f"accuracy and loss on records of the clients, since there is no {TEST_FILE}")
+    dataset = from_clients(
+        [(_inputs(x, pixel_range), y) for x, y in clients],
+        (_inputs(test[0], pixel_range), test[1]),
+        name="npz",
+        num_classes=num_classes,
     )
+    return replace(dataset, shown=tuple(shown))
 
 
 def _read(path: Path) -> Arrays:

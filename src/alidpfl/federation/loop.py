@@ -104,8 +104,8 @@ class Training:
 
     @property
     def covers_everything(self) -> bool:
-        """False if un-noised signals are used: no ε covers the run then."""
-        return not self._policy.needs_raw_signals
+        """False if un-noised values are used or shown: no ε covers the run then."""
+        return not (self._planner.uses_raw_signals or self.settings.shows_private_data)
 
     def epsilons(self) -> dict[ClientId, float]:
         """ε spent by every client, as tight as the accountant can."""
@@ -118,7 +118,11 @@ class Training:
 
     def _charge(self, plans: Sequence[ClientPlan]) -> None:
         for plan in plans:
-            self._ledger.charge(plan.client, self._planner.units(plan.steps), plan.noise_multiplier)
+            rate = 1.0 if plan.release == "update" else plan.sample_rate
+            units = self._planner.units(plan.steps)
+            self._ledger.charge(plan.client, units, plan.noise_multiplier, sample_rate=rate)
+        spent = max(self._ledger.epsilon_bound(plan.client) for plan in plans)
+        self.progress = replace(self.progress, epsilon=max(self.progress.epsilon, spent))
 
     def _dispatch(self, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
         lost = self._planner.failures(self.progress.round, [plan.client for plan in plans])
@@ -168,14 +172,12 @@ class Training:
 
     def _advance(self, plans: Sequence[ClientPlan], arrived: int) -> None:
         before, steps = self.progress, max(plan.steps for plan in plans)
-        spent = max(self._ledger.epsilon_bound(plan.client) for plan in plans)
         self.progress = replace(
             before,
             round=before.round + 1,
             local_steps=before.local_steps + steps,
             previous_steps=steps,
             bytes=before.bytes + (len(plans) + arrived) * BYTES_PER_NUMBER * len(self.server.params),
-            epsilon=max(before.epsilon, spent),
         )
 
     def _count_time(self, seconds: float) -> None:

@@ -44,10 +44,12 @@ class RoundPlanner:
         settings: FederationSettings,
     ) -> None:
         """Refuse what no guarantee covers, unless it was asked for by name."""
-        if policy.needs_raw_signals and UNACCOUNTED_SIGNALS not in settings.unsafe:
+        self.uses_raw_signals = policy.needs_raw_signals or "raw" in method.signals
+        if self.uses_raw_signals and UNACCOUNTED_SIGNALS not in settings.unsafe:
             raise ConfigError(
-                f"policy {policy.name!r} has every client upload un-noised gradients and losses, which no epsilon "
-                f'covers; choose "ali", or admit it with unsafe = ["{UNACCOUNTED_SIGNALS}"]'
+                f"policy {policy.name!r} or method {method.name!r} has every client upload un-noised gradients and "
+                'losses, which no epsilon covers; choose "ali", or admit it with '
+                f'unsafe = ["{UNACCOUNTED_SIGNALS}"]'
             )
         if method.release == "update" and policy.name != "fixed":
             raise ConfigError(

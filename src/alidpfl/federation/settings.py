@@ -45,6 +45,8 @@ class FederationSettings:
     """Rounds between two looks at the test set; the last round is always evaluated."""
     seed: int = 0
     """Of everything that the server draws: cohorts and simulated failures."""
+    shows_private_data: bool = False
+    """True where something else than training shows clients' records, such as the accuracy on some of them."""
     unsafe: frozenset[str] = frozenset()
     """{"unaccounted-signals"} admits policies that look at un-noised signals."""
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from alidpfl.errors import BudgetExceededError
+from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.privacy import checks
 from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps
 from alidpfl.privacy.budget import PrivacyBudget
@@ -24,8 +24,11 @@ class Ledger(Protocol):
     def affordable_steps(self, client: ClientId, noise_multiplier: float) -> int:
         """How many more steps the client can pay for; 0 if none."""
 
-    def charge(self, client: ClientId, steps: int, noise_multiplier: float) -> None:
-        """Book `steps` steps; BudgetExceededError, and nothing booked, if that would cross the client's budget."""
+    def charge(self, client: ClientId, steps: int, noise_multiplier: float, *, sample_rate: float) -> None:
+        """Book `steps` steps; BudgetExceededError, and nothing booked, if that would cross the client's budget.
+
+        Noise and sampling rate are those that the client will use: what is not accounted for is refused.
+        """
 
     def steps_spent(self, client: ClientId) -> int:
         """Steps booked so far."""
@@ -49,7 +52,7 @@ class PlannedLedger:
     The number of steps in a round may depend on outputs: R_c bounds their sum whatever they are.
 
     >>> ledger = PlannedLedger(PrivacyBudget(epsilon=2.0, delta=1e-5), 0.015, 1.1, accountant="rdp-paper")
-    >>> ledger.charge(0, 300, 1.1)
+    >>> ledger.charge(0, 300, 1.1, sample_rate=0.015)
     >>> ledger.affordable_steps(0, 1.1), ledger.affordable_steps(1, 1.1)
     (14, 314)
     """
@@ -74,8 +77,9 @@ class PlannedLedger:
         self._check_noise(noise_multiplier)
         return self.max_steps - self._steps[client]
 
-    def charge(self, client: ClientId, steps: int, noise_multiplier: float) -> None:
+    def charge(self, client: ClientId, steps: int, noise_multiplier: float, *, sample_rate: float) -> None:
         """Book `steps` steps, or refuse."""
+        _check_rate(sample_rate, self._sample_rate)
         checks.whole("steps", steps, low=1, high=MAX_STEPS)  # a negative number would be a refund
         if steps > (left := self.affordable_steps(client, noise_multiplier)):
             raise BudgetExceededError(
@@ -98,12 +102,23 @@ class PlannedLedger:
         return epsilon(self._mechanisms(client), self._budget.delta, self._accountant)
 
     def to_json(self) -> dict[str, Any]:
-        """Steps by client."""
-        return {"steps": {str(client): steps for client, steps in sorted(self._steps.items())}}
+        """Steps by client, and the terms that they were counted on."""
+        return {"terms": self._terms(), "steps": {str(client): steps for client, steps in sorted(self._steps.items())}}
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Take over what `to_json` gave."""
+        """Take over what `to_json` gave; refuse accounts that were kept on other terms."""
+        _check_terms(values, self._terms())
         self._steps = Counter({int(client): int(steps) for client, steps in values["steps"].items()})
+
+    def _terms(self) -> dict[str, Any]:
+        return {
+            "epsilon": self._budget.epsilon,
+            "delta": self._budget.delta,
+            "accountant": self._accountant,
+            "sample_rate": self._sample_rate,
+            "noise_multiplier": self._noise_multiplier,
+            "releases": [[release.noise_multiplier, release.count] for release in self._releases],
+        }
 
     def _mechanisms(self, client: ClientId) -> list[Mechanism]:
         steps = self._steps[client]
@@ -145,8 +160,9 @@ class FilteredLedger:
         """How many more steps at this noise the client can pay for."""
         return self._filter(client).affordable_steps(self._sample_rate, noise_multiplier)
 
-    def charge(self, client: ClientId, steps: int, noise_multiplier: float) -> None:
+    def charge(self, client: ClientId, steps: int, noise_multiplier: float, *, sample_rate: float) -> None:
         """Book `steps` steps at this noise, or refuse."""
+        _check_rate(sample_rate, self._sample_rate)
         step = SampledGaussian(sample_rate=self._sample_rate, noise_multiplier=noise_multiplier, steps=steps)
         self._filters[client] = self._filter(client).charge(step)
         self._steps[client] += steps
@@ -164,14 +180,16 @@ class FilteredLedger:
         return self._filter(client).epsilon_spent
 
     def to_json(self) -> dict[str, Any]:
-        """Rényi divergence and steps by client."""
+        """Rényi divergence and steps by client, and the terms that they were counted on."""
         return {
+            "terms": self._terms(),
             "rdp_spent": {str(client): f.rdp_spent for client, f in sorted(self._filters.items())},
             "steps": {str(client): steps for client, steps in sorted(self._steps.items())},
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Take over what `to_json` gave."""
+        """Take over what `to_json` gave; refuse accounts that were kept on other terms."""
+        _check_terms(values, self._terms())
         fresh = self._fresh
         self._filters = {
             int(client): RdpFilter(budget=fresh.budget, order=fresh.order, rdp_spent=float(spent))
@@ -179,5 +197,30 @@ class FilteredLedger:
         }
         self._steps = Counter({int(client): int(steps) for client, steps in values["steps"].items()})
 
+    def _terms(self) -> dict[str, Any]:
+        fresh = self._fresh
+        return {
+            "epsilon": fresh.budget.epsilon,
+            "delta": fresh.budget.delta,
+            "order": fresh.order,
+            "sample_rate": self._sample_rate,
+            "rdp_of_releases": fresh.rdp_spent,
+        }
+
     def _filter(self, client: ClientId) -> RdpFilter:
         return self._filters.get(client, self._fresh)
+
+
+def _check_rate(asked: float, planned: float) -> None:
+    if asked != planned:
+        raise BudgetExceededError(
+            f"sample_rate={asked} is not the {planned} that this ledger accounts for; train and account with one rate"
+        )
+
+
+def _check_terms(values: Mapping[str, Any], terms: Mapping[str, Any]) -> None:
+    """Steps mean nothing without the noise and the rate that they were taken with."""
+    changed = {key: (values["terms"].get(key), new) for key, new in terms.items() if values["terms"].get(key) != new}
+    if changed:
+        told = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
+        raise ConfigError(f"these accounts were kept on other terms: {told}; put the settings back, or start a new run")

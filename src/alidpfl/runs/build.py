@@ -1,5 +1,6 @@
 """From a Config to a Federation: load the data, split them, make the model, calibrate the noise."""
 
+import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ class Prepared:
     dataset: Dataset
     federation: Federation
     noise_multiplier: float
+    clients: str
+    """Fingerprint of who holds what: a run cannot go on with other data."""
+    uncovered: tuple[str, ...]
+    """What no ε of this run covers."""
     warnings: tuple[str, ...]
 
 
@@ -49,13 +54,14 @@ def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None 
     ledger = ledger_for(method, budget, config.privacy.sample_rate, noise_multiplier, config.privacy.accountant)
     dataset = _dataset(config, on_progress)
     data = _simulation_data(config, dataset, method)
+    shown = _shown(config, dataset)
     federation = Federation(
         model=_model(config, dataset),
         data=data,
         method=method,
         policy=policy,
         ledger=ledger,
-        settings=_settings(config),
+        settings=_settings(config, shows_private_data=bool(shown)),
         server_settings=_server_settings(config),
         seed=config.run.seed if config.run.randomness == "seeded" else None,
         processes=config.run.processes,
@@ -65,7 +71,9 @@ def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None 
         dataset=dataset,
         federation=federation,
         noise_multiplier=noise_multiplier,
-        warnings=_warnings(config, policy, data.clients),
+        clients=_fingerprint(data),
+        uncovered=(*shown, *(["un-noised signals of the clients"] if policy.needs_raw_signals else [])),
+        warnings=_warnings(config, data.clients),
     )
 
 
@@ -123,6 +131,8 @@ def _dataset(config: Config, on_progress: Callable[[str, float], None] | None) -
     options: dict[str, Any] = {}
     if data.name == "synthetic":
         options = {"clients": data.clients, "alpha": data.alpha, "beta": data.beta}
+    elif data.name == "npz" and data.num_classes is not None:
+        options = {"num_classes": data.num_classes}
     return load(
         data.name,
         data_dir=Path(data.data_dir) if data.data_dir else None,
@@ -186,7 +196,7 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
         return build((shape[0], shape[1], shape[2]), classes)
 
 
-def _settings(config: Config) -> FederationSettings:
+def _settings(config: Config, *, shows_private_data: bool) -> FederationSettings:
     federation, method = config.federation, config.method
     return FederationSettings(
         max_rounds=federation.max_rounds,
@@ -201,6 +211,7 @@ def _settings(config: Config) -> FederationSettings:
         straggler_rate=federation.straggler_rate,
         evaluate_every=config.run.evaluate_every,
         seed=config.run.seed,
+        shows_private_data=shows_private_data,
         unsafe=frozenset(config.privacy.unsafe),
     )
 
@@ -228,7 +239,7 @@ def _device(config: Config) -> str:
     return config.run.device
 
 
-def _warnings(config: Config, policy: Policy, clients: Sequence[Tensor]) -> tuple[str, ...]:
+def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
     found = []
     small = small_clients([rows.numpy() for rows in clients], config.privacy.sample_rate)
     if small:
@@ -237,6 +248,23 @@ def _warnings(config: Config, policy: Policy, clients: Sequence[Tensor]) -> tupl
             f"{len(small)} of {len(clients)} clients expect less than one record a batch (clients {names}): their "
             "updates are mostly noise; raise privacy.sample_rate or data.min_samples"
         )
-    if policy.needs_raw_signals:
-        found.append("un-noised signals leave the clients: epsilon does NOT cover this run")
+    if config.data.name == "npz" and config.run.randomness == "seeded":
+        found.append(
+            f"whoever knows run.seed={config.run.seed} can subtract the noise from the model; for data that are really "
+            'private set run.randomness="secure"'
+        )
     return tuple(found)
+
+
+def _shown(config: Config, dataset: Dataset) -> tuple[str, ...]:
+    """What shows the clients' own records without noise. Data sets that are public anyway show nothing."""
+    if config.data.name != "npz" or config.data.validation == 0:
+        return dataset.shown
+    return (*dataset.shown, "loss and accuracy on data.validation, which are records of the clients")
+
+
+def _fingerprint(data: SimulationData) -> str:
+    found = hashlib.sha256(data.targets.numpy().tobytes())
+    for rows in data.clients:
+        found.update(len(rows).to_bytes(8, "little") + rows.numpy().tobytes())
+    return found.hexdigest()

@@ -37,6 +37,9 @@ class DataSection(_Section):
         description="Share of the training set that no client holds: public data for tuning and for adap_dpfl.",
     )
     pixel_range: tuple[float, float] = Field((-1.0, 1.0), description="What black and white become.")
+    num_classes: int | None = Field(
+        None, ge=2, description="`npz`: number of classes; left out: from the clients' labels, which no ε covers."
+    )
     alpha: float = Field(1.0, ge=0, description="`synthetic`: how much clients' models differ.")
     beta: float = Field(1.0, ge=0, description="`synthetic`: how much clients' inputs differ.")
 

@@ -1,5 +1,6 @@
 """Run a configuration to its end, with a checkpoint after every round: killed at any moment, it can be resumed."""
 
+import json
 import signal
 import threading
 import time
@@ -10,13 +11,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from alidpfl.engines.federation import Federation
+from alidpfl.errors import ConfigError, DataError
 from alidpfl.runs.build import Prepared, prepare
 from alidpfl.runs.config import Config
 from alidpfl.runs.config_file import parse_config
-from alidpfl.store import RoundTiming, RunDirectory, describe_environment
+from alidpfl.store import Checkpoint, RoundTiming, RunDirectory, describe_environment
 from alidpfl.store.tensorboard import TensorBoardWriter
 from alidpfl.types import RoundRecord, StopReason
+
+_FREE_TO_CHANGE = ("run.processes", "run.device")  # what no result depends on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,9 @@ class Outcome:
     is_synthetic: bool
     noise_multiplier: float
     client_epsilon: dict[str, float]
+    randomness: str
+    uncovered: list[str]
+    """What no ε of this run covers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +62,8 @@ def execute(config: Config, out: str | Path, *, listener: Listener | None = None
     directory = RunDirectory.create(out)  # first: a folder that cannot be used is known before the data are loaded
     with directory.lock():
         prepared = prepare(config, on_progress=listener.on_loading)
-        directory.write_environment(describe_environment(seed=config.run.seed))
+        seed = config.run.seed if config.run.randomness == "seeded" else None
+        directory.write_environment(describe_environment(seed=seed))
         directory.write_config(config.to_dict())  # last: with it the directory is a run that can be resumed
         return _train(config, prepared, directory, listener, tensorboard)
 
@@ -76,12 +83,13 @@ def resume(out: str | Path, *, listener: Listener | None = None, tensorboard: bo
             return Outcome(**summary)
         prepared = prepare(config, on_progress=listener.on_loading)
         checkpoint = directory.read_checkpoint()
+        _check_resumable(config, prepared, directory, checkpoint)
         directory.truncate_to(checkpoint.state if checkpoint else None)
         if checkpoint is not None:
             prepared.federation.training.restore(checkpoint.tensors, checkpoint.state)
         if config.run.randomness == "secure":
             prepared.federation.training.forfeit_round()
-            directory.write_checkpoint(*prepared.federation.training.state())  # the next attempt may be lost as well
+            _checkpoint(directory, config, prepared)  # the next attempt may be lost as well
         return _train(config, prepared, directory, listener, tensorboard)
 
 
@@ -96,7 +104,7 @@ def _train(
         record, started = None, time.monotonic()
         for record in prepared.federation:
             seconds = time.monotonic() - started
-            _keep(directory, prepared.federation, record, seconds)
+            _keep(directory, config, prepared, record, seconds)
             if writer is not None:
                 writer.add(record)
             listener.on_round(record, seconds)
@@ -110,11 +118,50 @@ def _train(
     return outcome
 
 
-def _keep(directory: RunDirectory, federation: Federation, record: RoundRecord, seconds: float) -> None:
-    total = federation.training.progress.seconds
+def _keep(directory: RunDirectory, config: Config, prepared: Prepared, record: RoundRecord, seconds: float) -> None:
+    total = prepared.federation.training.progress.seconds
     directory.append_record(record)
     directory.append_timing(RoundTiming(round=record.round, seconds=seconds, seconds_total=total))
-    directory.write_checkpoint(*federation.training.state())
+    _checkpoint(directory, config, prepared)
+
+
+def _checkpoint(directory: RunDirectory, config: Config, prepared: Prepared) -> None:
+    tensors, state = prepared.federation.training.state()
+    directory.write_checkpoint(tensors, state | {"identity": _identity(config, prepared)})
+
+
+def _identity(config: Config, prepared: Prepared) -> dict[str, Any]:
+    """What must not change between a kill and a resume: what was spent was spent on these terms."""
+    settings = {
+        f"{section}.{key}": value
+        for section, table in config.to_dict().items()
+        for key, value in table.items()
+        if f"{section}.{key}" not in _FREE_TO_CHANGE
+    }
+    return {**settings, "noise_multiplier": prepared.noise_multiplier, "clients": prepared.clients}
+
+
+def _check_resumable(
+    config: Config, prepared: Prepared, directory: RunDirectory, checkpoint: Checkpoint | None
+) -> None:
+    written = len(directory.records())
+    if checkpoint is None and written:
+        raise DataError(
+            f"{directory.path} has {written} rounds but no checkpoint: what they spent is unknown; put "
+            "checkpoint.safetensors back, or start a new run and count this one's epsilon as spent"
+        )
+    if checkpoint is None:
+        return
+    if config.run.randomness == "secure" and written > checkpoint.state["progress"]["round"] + 1:
+        raise DataError(
+            f"{directory.path} has {written} rounds, its checkpoint is older: they would be released again with other "
+            "noise; put the newest checkpoint back"
+        )
+    kept, now = checkpoint.state["identity"], json.loads(json.dumps(_identity(config, prepared)))
+    changed = sorted(key for key in kept.keys() | now.keys() if kept.get(key) != now.get(key))
+    if changed:
+        told = ", ".join(f"{key} was {kept.get(key)!r} and is {now.get(key)!r}" for key in changed)
+        raise ConfigError(f"{directory.path} cannot go on with other settings or data: {told}; put them back")
 
 
 def _outcome(config: Config, prepared: Prepared, directory: RunDirectory, last: RoundRecord | None) -> Outcome:
@@ -136,19 +183,25 @@ def _outcome(config: Config, prepared: Prepared, directory: RunDirectory, last: 
         is_synthetic=prepared.dataset.is_synthetic,
         noise_multiplier=prepared.noise_multiplier,
         client_epsilon={str(client): value for client, value in epsilons.items()},
+        randomness=config.run.randomness,
+        uncovered=list(prepared.uncovered),
     )
 
 
 def _metadata(config: Config, outcome: Outcome) -> dict[str, str]:
     """The claim that travels with the model."""
-    covered = "yes" if outcome.covers_everything else "NO: un-noised signals were used"
+    covered = "yes" if outcome.covers_everything else f"NO: {'; '.join(outcome.uncovered)}"
+    noise = "secure" if outcome.randomness == "secure" else "SEEDED: whoever knows the seed can subtract it"
     return {
         "model": config.model.name,
         "data": config.data.name,
-        "epsilon": repr(outcome.epsilon),
+        # The budget is what holds whatever the outputs led to; a smaller value spent is chosen by them in part.
+        "epsilon": repr(config.privacy.epsilon),
+        "epsilon_spent": repr(outcome.epsilon),
         "delta": repr(outcome.delta),
         "epsilon_covers_everything": covered,
-        "neighbouring": "add or remove one record of one client",
+        "noise": noise,
+        "neighbouring": "add or remove one record of one client, whose number of records is public; this run alone",
     }
 
 
