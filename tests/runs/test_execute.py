@@ -41,7 +41,7 @@ def test_a_run_leaves_all_it_should_and_it_fits_together(tmp_path):
     assert all(r.covers_everything for r in records)
     # The model on the disk has the accuracy that the summary claims.
     tensors, claim = run.read_model()
-    assert float(claim["epsilon"]) == outcome.epsilon
+    assert (float(claim["epsilon_spent"]), float(claim["epsilon"])) == (outcome.epsilon, 2.0)
     assert claim["epsilon_covers_everything"] == "yes"
     data = load_dataset("synthetic", clients=4, seed=0)
     model = linear(data.input_shape, data.num_classes)
@@ -227,7 +227,7 @@ def test_unnoised_signals_must_be_asked_for_and_are_told_everywhere(tmp_path, po
     assert run.summary()["covers_everything"] is False
     assert not any(r.covers_everything for r in run.records())
     assert run.read_model()[1]["epsilon_covers_everything"].startswith("NO")
-    assert any("NOT cover" in warning for warning in prepare(config(method__policy=policy, **_UNSAFE)).warnings)
+    assert prepare(config(method__policy=policy, **_UNSAFE)).uncovered == ("un-noised signals of the clients",)
 
 
 def test_the_permission_alone_says_nothing_of_a_private_policy(tmp_path):

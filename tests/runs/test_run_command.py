@@ -54,7 +54,7 @@ def test_unnoised_signals_are_told(tmp_path):
     unsafe = {"method__policy": "paper", "privacy__unsafe": ["unaccounted-signals"]}
     result = alidpfl(*run_arguments(tmp_path / "run", **unsafe))
     assert result.exit_code == 0
-    assert "does NOT cover the un-noised signals that were used" in result.stdout
+    assert "does NOT cover un-noised signals of the clients" in result.stdout
     assert "epsilon does NOT cover this run" in " ".join(result.stderr.split())
     told = json.loads(alidpfl("run", "--resume", tmp_path / "run", "--json").stdout.splitlines()[-1])
     assert told["covers_everything"] is False
