@@ -13,7 +13,7 @@ SET_UP_BENCH := $(VENV)/.set-up-bench
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
-run: $(SET_UP) ## Train on the embedded default: ten clients, epsilon = 2, about a minute
+run: $(SET_UP) ## Train on the embedded default: ten clients, epsilon = 2, half a minute on two idle cores
 	@$(BIN)/alidpfl run $(ARGS)
 
 test: lint types contracts unit ## Lint, check types and import contracts, run the tests

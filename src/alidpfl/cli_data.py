@@ -84,9 +84,9 @@ def show(
     partition: Annotated[
         PartitionKind | None, typer.Option(help="By default natural if given, else dirichlet.")
     ] = None,
-    beta: Annotated[float, typer.Option(help="β of Dir(β): smaller is more skewed.")] = 0.05,
+    beta: Annotated[float, typer.Option(help="β of Dir(β): smaller is more skewed.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Seed of the split, and of data that are made.")] = 0,
-    sample_rate: Annotated[float, typer.Option(help="q: warn of clients with q·n below 1.")] = 0.015,
+    sample_rate: Annotated[float, typer.Option(help="q: warn of clients with q·n below 1.")] = 0.04,
     data_dir: DataDir = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this .svg or .png file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,

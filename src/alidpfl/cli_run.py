@@ -69,8 +69,7 @@ def _data_dir_override(data_dir: Path | None) -> list[str]:
 
 
 def _new_folder(config: "Config") -> Path:
-    policy = config.method.policy or "default"
-    return Path("runs") / f"{config.data.name}-{config.method.name}-{policy}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs") / f"{config.data.name}-{config.method.name}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _report(outcome: "Outcome", as_json: bool) -> None:

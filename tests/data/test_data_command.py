@@ -122,7 +122,7 @@ def test_show_counts_every_sample(tmp_path):
 
 def test_show_warns_of_clients_whose_batches_are_mostly_empty(tmp_path):
     result = run("show", "npz", "--data-dir", npz_folder(tmp_path))
-    assert "1 of the clients (0) expect less than one sample a batch at sample_rate=0.015" in result.stderr
+    assert "1 of the clients (0) expect less than one sample a batch at sample_rate=0.04" in result.stderr
     assert "warning" not in run("show", "npz", "--data-dir", tmp_path / "mine", "--sample-rate", "0.5").stderr
 
 

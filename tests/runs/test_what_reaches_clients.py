@@ -174,3 +174,26 @@ def test_a_client_is_not_a_test_set():
         alidpfl.federate(
             torch.nn.Linear(5, 2), clients, test=clients[0], privacy=privacy, max_rounds=2, learning_rate=0.5
         )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["data.name=strokes", "data.beta=0.05"], r"data\.beta is for synthetic.*did you mean data\.dirichlet_beta"),
+        (["data.name=strokes", "data.alpha=9"], r"data\.alpha is for synthetic"),
+        (["model.name=linear", "model.hidden=7"], r"model\.hidden is for mlp"),
+        (["data.name=mnist", "data.num_classes=3"], r"data\.num_classes is for npz"),
+    ],
+)
+def test_settings_that_nothing_reads_are_refused(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        execute(load_config(overrides=[*BASE, *changes]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()  # a run that never began leaves nothing
+
+
+def test_a_finished_run_of_an_older_version_can_still_be_read(tmp_path):
+    execute(load_config(overrides=BASE), tmp_path / "run")
+    directory = RunDirectory.open(tmp_path / "run")
+    old = {key: value for key, value in directory.summary().items() if key not in ("randomness", "uncovered")}
+    directory.write_summary(old)
+    assert resume(tmp_path / "run").randomness == "unknown"

@@ -72,7 +72,7 @@ def test_names_that_matplotlib_would_misread(tmp_path):
     assert texts == [
         " _hidden",
         r"costs \$1 and \$x_{\$",
-        "un-noised (ε does NOT cover un-noised signals)",
+        "un-noised (ε does NOT cover all that was shown)",
     ]
 
 

@@ -77,10 +77,10 @@ def test_a_guarantee_that_does_not_hold_is_said_in_the_table(tmp_path, told_by):
     else:
         path = make_run(tmp_path / "bad", summary=SUMMARY, covers_everything=False)
     bad, good = RunSnapshot.load(path), RunSnapshot.load(make_run(tmp_path / "good", summary=SUMMARY))
-    assert rows(summary_table(bad))["WARNING"] == ["ε does NOT cover un-noised signals"]
+    assert rows(summary_table(bad))["WARNING"] == ["ε does NOT cover all that was shown"]
     assert rows(summary_table(bad))["ε spent"] == ["1.9877 of 2 (!)"]
     assert "WARNING" not in rows(summary_table(good))
-    assert rendered(comparison_table([good, bad])).count("ε does NOT cover un-noised signals") == 1
+    assert rendered(comparison_table([good, bad])).count("ε does NOT cover all that was shown") == 1
     assert rows(comparison_table([good, bad]))["good"][0] == "1.9877 of 2"
 
 

@@ -47,7 +47,7 @@ def test_show_of_a_run_that_has_hardly_begun(tmp_path):
 
 def test_show_warns_of_unnoised_signals(tmp_path):
     text = run("show", make_run(tmp_path / "first", covers_everything=False))
-    assert "ε does NOT cover un-noised signals: its ε is not a guarantee" in text
+    assert "ε does NOT cover all that was shown: its ε is not a guarantee" in text
 
 
 def test_show_as_json(tmp_path):

@@ -3,6 +3,7 @@
 Forking needs no pickling: models, losses and data sets from a notebook work as they are.
 """
 
+import gc
 import mmap
 import multiprocessing
 import os
@@ -144,6 +145,7 @@ class WorkerPool:
 
 def _work(runner: Runner, weights: SharedWeights, pipe: Connection) -> None:
     """Answer tasks until the parent is gone."""
+    gc.freeze()  # what the fork copied is never collected here: its files are closed under it
     _close_files_but(pipe.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, after the round
     torch.set_num_threads(1)

@@ -46,10 +46,10 @@ class RoundPlanner:
         """Refuse what no guarantee covers, unless it was asked for by name."""
         self.uses_raw_signals = policy.needs_raw_signals or "raw" in method.signals
         if self.uses_raw_signals and UNACCOUNTED_SIGNALS not in settings.unsafe:
+            culprit = f"policy {policy.name!r}" if policy.needs_raw_signals else f"method {method.name!r}"
             raise ConfigError(
-                f"policy {policy.name!r} or method {method.name!r} has every client upload un-noised gradients and "
-                'losses, which no epsilon covers; choose "ali", or admit it with '
-                f'unsafe = ["{UNACCOUNTED_SIGNALS}"]'
+                f"{culprit} has every client upload un-noised gradients and losses, which no epsilon covers; choose "
+                f'policy "ali", or admit it with unsafe = ["{UNACCOUNTED_SIGNALS}"]'
             )
         if method.release == "update" and policy.name != "fixed":
             raise ConfigError(

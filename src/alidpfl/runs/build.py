@@ -22,7 +22,7 @@ from alidpfl.models import compact_cnn, linear, mlp, paper_cnn
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
 from alidpfl.policies.lookup import named
 from alidpfl.privacy import PrivacyBudget, noise_multiplier_for
-from alidpfl.runs.config import Config
+from alidpfl.runs.config import Config, DataSection, ModelSection
 
 _IMAGE_DIMS = 3
 # Settings of their own, or parts of the method: a configuration must not have un-noised signals sent, say.
@@ -48,6 +48,7 @@ class Prepared:
 
 def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None = None) -> Prepared:
     """Everything but the training. Fails early: no data are loaded for a budget that pays for nothing."""
+    _check_choices(config)
     noise_multiplier = _noise_multiplier(config)
     method, policy = _method(config, noise_multiplier), _policy(config)
     budget = PrivacyBudget(epsilon=config.privacy.epsilon, delta=config.privacy.delta)
@@ -75,6 +76,20 @@ def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None 
         uncovered=(*shown, *(["un-noised signals of the clients"] if policy.needs_raw_signals else [])),
         warnings=_warnings(config, data.clients),
     )
+
+
+def _check_choices(config: Config) -> None:
+    """Refuse settings that the chosen data set or model would not read: they were meant to do something."""
+    data, model = config.data, config.model
+    read_by = (
+        ("data.alpha", data.alpha != DataSection().alpha, data.name, "synthetic", ""),
+        ("data.beta", data.beta != DataSection().beta, data.name, "synthetic", "; did you mean data.dirichlet_beta?"),
+        ("data.num_classes", data.num_classes is not None, data.name, "npz", ""),
+        ("model.hidden", model.hidden != ModelSection().hidden, model.name, "mlp", ""),
+    )
+    for key, is_set, chosen, reader, hint in read_by:
+        if is_set and chosen != reader:
+            raise ConfigError(f"{key} is for {reader}, and {chosen} would not read it; leave it out{hint}")
 
 
 def _noise_multiplier(config: Config) -> float:

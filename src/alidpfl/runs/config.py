@@ -155,6 +155,8 @@ class Config(_Section):
         values = self.model_dump(mode="json", exclude_none=True)
         values["data"]["partition"] = self.partition
         values["method"]["policy"] = self.policy
+        if self.data.name == "npz":  # there are as many as files
+            values["data"].pop("clients", None)
         if self.policy == "fixed":
             values["method"]["local_steps"] = self.local_steps
         return values

@@ -5,8 +5,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,8 +42,8 @@ class Outcome:
     is_synthetic: bool
     noise_multiplier: float
     client_epsilon: dict[str, float]
-    randomness: str
-    uncovered: list[str]
+    randomness: str = "unknown"
+    uncovered: list[str] = field(default_factory=list)
     """What no ε of this run covers."""
 
 
@@ -61,7 +61,8 @@ def execute(config: Config, out: str | Path, *, listener: Listener | None = None
     listener = listener or Listener()
     directory = RunDirectory.create(out)  # first: a folder that cannot be used is known before the data are loaded
     with directory.lock():
-        prepared = prepare(config, on_progress=listener.on_loading)
+        with _removed_if_refused(directory):
+            prepared = prepare(config, on_progress=listener.on_loading)
         seed = config.run.seed if config.run.randomness == "seeded" else None
         directory.write_environment(describe_environment(seed=seed))
         directory.write_config(config.to_dict())  # last: with it the directory is a run that can be resumed
@@ -91,6 +92,18 @@ def resume(out: str | Path, *, listener: Listener | None = None, tensorboard: bo
             prepared.federation.training.forfeit_round()
             _checkpoint(directory, config, prepared)  # the next attempt may be lost as well
         return _train(config, prepared, directory, listener, tensorboard)
+
+
+@contextmanager
+def _removed_if_refused(directory: RunDirectory) -> Iterator[None]:
+    """A run that never began leaves no folder behind."""
+    try:
+        yield
+    except BaseException:
+        (directory.path / "lock").unlink(missing_ok=True)
+        with suppress(OSError):  # something else is in it
+            directory.path.rmdir()
+        raise
 
 
 def _train(

@@ -8,7 +8,7 @@ from typing import Any
 from alidpfl.store import RoundTiming, RunDirectory
 from alidpfl.types import RoundRecord, StopReason
 
-NOT_COVERED = "ε does NOT cover un-noised signals"
+NOT_COVERED = "ε does NOT cover all that was shown"
 
 
 @dataclass(frozen=True, kw_only=True)
