@@ -19,7 +19,7 @@ no client held; the test set was not loaded into the search. One split and one s
 differences of a point mean little. To repeat: `python experiments/tune.py experiments/tuning/mnist.toml out.jsonl`.
 """
 
-FINAL = """## MNIST, the paper's network, Dir(0.05), R_s = 158
+FINAL = """## MNIST, Dir(0.05), R_s = 158
 
 The settings that the search chose, on the test set, with fresh seeds for the split, the first weights, batches and
 noise: `alidpfl run experiments/mnist.toml --set seed=N`, and `experiments/mnist-pld.toml`.
