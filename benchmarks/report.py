@@ -1,5 +1,6 @@
 """Tables of the benchmarks, for the docs."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -9,6 +10,26 @@ def markdown(headings: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
     """A Markdown table."""
     rows = [headings, tuple("---" for _ in headings), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def write_results(
+    name: str,
+    about: str,
+    headings: tuple[str, ...],
+    lines: list[tuple[str, ...]],
+    bars: list[tuple[str, float, str, float, bool]],
+) -> None:
+    """Replace the section `name`: what it was measured on and how, the table, and the bars with what was reached."""
+    reached = [
+        (what, f"{found:.2f}", f"{sign} {bar}", "yes" if ok else "**no**") for what, found, sign, bar, ok in bars
+    ]
+    bar_table = markdown(("bar", "measured", "wanted", "reached"), reached)
+    write_section(name, f"{about}\n\n{markdown(headings, lines)}\n\n{bar_table}")
+
+
+def listed(environment: Mapping[str, object]) -> str:
+    """Names and values, in one line."""
+    return ", ".join(f"{key} {value}" for key, value in environment.items())
 
 
 def write_section(name: str, body: str) -> None:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.report import DOCS, markdown, write_section
+from benchmarks.report import DOCS, listed, write_results
 from benchmarks.step import MALLOC, environment
 
 HERE = Path(__file__).parent
@@ -247,13 +247,8 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def write_docs(result: dict[str, Any]) -> None:
     """Rewrite the table of docs/benchmarks.md."""
-    found = ", ".join(f"{key} {value}" for key, value in result["environment"].items())
-    reached = [(w, f"{f:.2f}", f"{r} {b}", "yes" if ok else "**no**") for w, f, r, b, ok in bars(result)]
-    write_section(
-        "round",
-        f"{found}; {result['turns']} turns, {result['peer_turns']} with each peer.\n\n"
-        f"{markdown(HEADINGS, _lines(result))}\n\n{markdown(('bar', 'measured', 'wanted', 'reached'), reached)}",
-    )
+    about = f"{listed(result['environment'])}; {result['turns']} turns, {result['peer_turns']} with each peer."
+    write_results("round", about, HEADINGS, _lines(result), bars(result))
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.report import DOCS, markdown, write_section
+from benchmarks.report import DOCS, listed, write_results
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "step.json"
@@ -200,13 +200,8 @@ HEADINGS = (
 
 def write_docs(result: dict[str, Any]) -> None:
     """Rewrite the table of docs/benchmarks.md."""
-    environment = ", ".join(f"{key} {value}" for key, value in result["environment"].items())
-    reached = [(w, f"{f:.2f}", f"{r} {b}", "yes" if ok else "**no**") for w, f, r, b, ok in bars(result)]
-    write_section(
-        "step",
-        f"{environment}; {result['turns']} turns of {STEPS_PER_TURN} counted steps.\n\n"
-        f"{markdown(HEADINGS, _lines(result))}\n\n{markdown(('bar', 'measured', 'wanted', 'reached'), reached)}",
-    )
+    about = f"{listed(result['environment'])}; {result['turns']} turns of {STEPS_PER_TURN} counted steps."
+    write_results("step", about, HEADINGS, _lines(result), bars(result))
 
 
 def main() -> None:

@@ -6,13 +6,13 @@ The file is a configuration with one more table, [compare]: `seeds`, and `arms`,
 Results are appended as they come and what is there already is skipped.
 """
 
-import json
 import sys
-import tempfile
 import tomllib
 from pathlib import Path
 
-from alidpfl.runs import execute, load_config
+import stored
+
+from alidpfl.runs import load_config
 
 
 def main(compare_file: str, results_file: str) -> None:
@@ -20,17 +20,14 @@ def main(compare_file: str, results_file: str) -> None:
     settings = tomllib.loads(Path(compare_file).read_text())
     compare = settings.pop("compare")
     results = Path(results_file)
-    lines = results.read_text().splitlines() if results.exists() else []
-    done = {(line["seed"], line["arm"]) for line in map(json.loads, lines)}
-    common = [f"{s}.{key}={json.dumps(value)}" for s, table in settings.items() for key, value in table.items()]
+    done = {(line["seed"], line["arm"]) for line in stored.lines(results)}
     for seed in compare["seeds"]:
         for arm, changes in compare["arms"].items():
             if (seed, arm) in done:
                 continue
-            overrides = [*common, *(f"{k}={json.dumps(v)}" for k, v in changes.items()), f"run.seed={seed}"]
-            with tempfile.TemporaryDirectory() as folder:
-                outcome = execute(load_config(overrides=overrides), Path(folder) / "run")
-                taken = [json.loads(line)["local_steps"] for line in (Path(folder) / "run/metrics.jsonl").open()]
+            overrides = [*stored.overrides(settings), *stored.overrides(changes), f"run.seed={seed}"]
+            with stored.run(load_config(overrides=overrides)) as (outcome, folder):
+                taken = [line["local_steps"] for line in stored.lines(folder / "metrics.jsonl")]
             line = {
                 "seed": seed,
                 "arm": arm,
@@ -42,9 +39,7 @@ def main(compare_file: str, results_file: str) -> None:
                 "steps": outcome.steps,
                 "local_steps": [min(taken), max(taken)],
             }
-            with results.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            print(line, flush=True)
+            stored.append(results, line)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Write docs/results.md from what is in results/: `python experiments/report.py`."""
 
-import json
 import statistics
 from pathlib import Path
+
+from stored import lines
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,11 +31,6 @@ POLICIES = """## Which policy wins where
 Paired seeds: in a row of the comparison all policies have the same split, first weights, batches and noise
 (`python experiments/compare_policies.py`). "Wins" counts the seeds in which the policy beats `ratio + late decay`.
 """
-
-
-def lines(path: Path) -> list[dict]:
-    """The results in a file; none where it does not exist."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def tuning(name: str) -> str:

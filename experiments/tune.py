@@ -8,14 +8,14 @@ combination that is there already is skipped: kill it and start it again at will
 """
 
 import itertools
-import json
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from alidpfl.runs import execute, load_config
+import stored
+
+from alidpfl.runs import load_config
 
 
 def combinations(search: dict) -> Iterator[dict]:
@@ -27,38 +27,21 @@ def combinations(search: dict) -> Iterator[dict]:
     yield from also
 
 
-def overrides(point: dict) -> list[str]:
-    """As for `alidpfl run --set`."""
-    return [f"{key}={json.dumps(value)}" for key, value in point.items()]
-
-
 def main(search_file: str, results_file: str) -> None:
     """Run every combination that has no result yet."""
     settings = tomllib.loads(Path(search_file).read_text())
     search = settings.pop("search")
     results = Path(results_file)
-    lines = results.read_text().splitlines() if results.exists() else []
-    done = [json.loads(line)["point"] for line in lines]
-    common = [
-        f"{section}.{key}={json.dumps(value)}" for section, table in settings.items() for key, value in table.items()
-    ]
+    done = [line["point"] for line in stored.lines(results)]
     for point in combinations(search):
         if point in done:
             continue
-        config = load_config(overrides=[*common, *overrides(point)])
+        config = load_config(overrides=[*stored.overrides(settings), *stored.overrides(point)])
         if config.run.evaluate_on != "validation":
             sys.exit('tuning must not look at the test set: set run.evaluate_on = "validation"')
-        with tempfile.TemporaryDirectory() as folder:
-            outcome = execute(config, Path(folder) / "run")
-        line = {
-            "point": point,
-            "validation_accuracy": outcome.accuracy,
-            "epsilon": outcome.epsilon,
-            "steps": outcome.steps,
-        }
-        with results.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        print(line, flush=True)
+        with stored.run(config) as (outcome, _):
+            found = {"validation_accuracy": outcome.accuracy, "epsilon": outcome.epsilon, "steps": outcome.steps}
+        stored.append(results, {"point": point, **found})
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ Memory grows with the clients of a round, not with all: a client that is not dra
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 
 from torch import Tensor, nn
 
 from alidpfl.engines.runner import Runner, SimulationData, one_thread
-from alidpfl.engines.workers import SharedWeights, Task, WorkerPool, filled
+from alidpfl.engines.workers import SharedWeights, Task, WorkerPool
 from alidpfl.errors import ConfigError
 from alidpfl.federation.settings import Evaluation, Part
 from alidpfl.methods import Method
@@ -84,7 +85,7 @@ class Simulation:
                 return [self._runner.train(params, plan) for plan in plans]
         pool = self._ready_pool(len(plans), params)
         updates = pool.run(enumerate(plans), longest_first=self._expected_work)
-        return [filled(update, pool.weights.of_client(slot)) for slot, update in enumerate(updates)]
+        return [replace(update, params=pool.weights.of_client(slot)) for slot, update in enumerate(updates)]
 
     def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
         """Accuracy and mean loss on the part; None if there is no such data."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from alidpfl.engines.runner import Runner, keep_heap
 from alidpfl.errors import AliDpflError
 from alidpfl.federation.settings import Part
-from alidpfl.types import ClientPlan, ClientUpdate
+from alidpfl.types import ClientPlan
 
 _NOTHING = torch.zeros(0)
 _STDERR = 2  # the last of the standard streams
@@ -178,8 +178,3 @@ def _answer(runner: Runner, weights: SharedWeights, task: Task) -> Any:
             f"training or evaluation failed with {type(error).__name__}; the details may quote data and are withheld: "
             "run with processes=1 under a debugger to see them"
         )
-
-
-def filled(update: ClientUpdate, weights: Tensor) -> ClientUpdate:
-    """The update as the worker made it, with the weights that went through shared memory."""
-    return replace(update, params=weights)

@@ -101,12 +101,12 @@ def _step_settings(plan: ClientPlan, learning_rate: float, divisor: float) -> St
 def _noised_update(before: Tensor, after: Tensor, plan: ClientPlan, random: RandomStream) -> Tensor:
     """Clip the whole update to S = clip_norm and add N(0, σ²(2S)²): any change of the data moves it by at most 2S."""
     update = (after - before).double()
-    norm = update.norm()
-    # Not finite: the update is dropped as a whole, and the noise still goes out.
-    update = (
-        update * min(1.0, plan.clip_norm * (1 - 1e-6) / float(norm)) if 0 < norm < math.inf else update.new_zeros(())
-    )
-    released = {"update": update.expand(before.shape).clone()}
+    norm = float(update.norm())
+    if not math.isfinite(norm):  # dropped as a whole, and the noise still goes out
+        update = update.new_zeros(update.shape)
+    elif norm > 0:
+        update *= min(1.0, plan.clip_norm * (1 - 1e-6) / norm)
+    released = {"update": update}
     add_noise(released, 2 * plan.clip_norm * plan.noise_multiplier, random)
     return before + released["update"]
 
