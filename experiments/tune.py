@@ -3,8 +3,8 @@
     python experiments/tune.py experiments/tuning/mnist.toml results/tuning/mnist.jsonl
 
 The search file is a configuration with one more table, [search], whose keys are settings and whose values are lists to
-try, each combination once; [[search.also]] tables add single points. Results are appended as they come, and a
-combination that is there already is skipped: kill it and start it again at will.
+try, each combination once; [[search.also]] tables add further grids, or single points. Results are appended as they
+come, and a combination that is there already is skipped: kill it and start it again at will.
 """
 
 import itertools
@@ -19,12 +19,12 @@ from alidpfl.runs import load_config
 
 
 def combinations(search: dict) -> Iterator[dict]:
-    """The grid, then the single points."""
+    """The grid, then those of [[search.also]]; a value that is no list is one to try."""
     also = search.pop("also", [])
-    if search:
-        for values in itertools.product(*search.values()):
-            yield dict(zip(search, values, strict=True))
-    yield from also
+    for grid in [search, *also] if search else also:
+        lists = [value if isinstance(value, list) else [value] for value in grid.values()]
+        for values in itertools.product(*lists):
+            yield dict(zip(grid, values, strict=True))
 
 
 def main(search_file: str, results_file: str) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from alidpfl._version import __version__
 from alidpfl.cli_data import data_app
+from alidpfl.cli_plan import plan
 from alidpfl.cli_run import run
 from alidpfl.cli_views import compare, show
 from alidpfl.errors import AliDpflError
@@ -150,6 +151,7 @@ def _caption(columns: list[dict[str, Any]]) -> str | None:
     return "none: the budget does not pay for one step; raise ε or the noise multiplier"
 
 
+app.command()(plan)
 app.command()(run)
 app.command()(show)
 app.command()(compare)

@@ -33,6 +33,12 @@ def run(  # noqa: PLR0917 - they are options
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a run that was stopped or killed.")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the real data sets (or ALIDPFL_DATA_DIR).")] = None,
+    plan: Annotated[
+        str | None, typer.Option(metavar="auto", help="Have sampling rate and noise chosen; see `alidpfl plan`.")
+    ] = None,
+    max_epochs: Annotated[
+        float | None, typer.Option(help="Compute limit of --plan auto: passes of a client over its data.")
+    ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
@@ -42,10 +48,11 @@ def run(  # noqa: PLR0917 - they are options
 
     Example: alidpfl run --set privacy.epsilon=4 --set method.policy=ratio --out runs/mine
     """
-    if resume_dir is not None and (config is not None or overrides or out is not None or data_dir is not None):
+    if resume_dir is not None and any(x is not None for x in (config, overrides, out, data_dir, plan)):
         raise ConfigError(
-            "--resume takes its settings from the folder; leave out the configuration, --set, --out, --data-dir"
+            "--resume takes its settings from the folder; leave out the configuration, --set, --out, --data-dir, --plan"
         )
+    _check_plan(plan, max_epochs)
     with _Screen() as screen:
         screen.show("loading")
         from alidpfl.runs import execute, load_config, resume
@@ -54,6 +61,8 @@ def run(  # noqa: PLR0917 - they are options
             outcome = resume(resume_dir, listener=screen.listener(), tensorboard=tensorboard)
         else:
             settings = load_config(config, [*_data_dir_override(data_dir), *(overrides or [])])
+            if plan is not None:
+                settings = screen.planned(settings, max_epochs)
             folder = out or _new_folder(settings)
             outcome = execute(settings, folder, listener=screen.listener(), tensorboard=tensorboard)
     _report(outcome, as_json)
@@ -62,6 +71,13 @@ def run(  # noqa: PLR0917 - they are options
             f"interrupted after round {outcome.rounds}; go on with: alidpfl run --resume {outcome.out}", err=True
         )
         raise typer.Exit(_EXIT_INTERRUPTED)
+
+
+def _check_plan(plan: str | None, max_epochs: float | None) -> None:
+    if plan not in (None, "auto"):
+        raise ConfigError(f"--plan {plan}: only auto is known; for a plan of your own use --set")
+    if max_epochs is not None and plan is None:
+        raise ConfigError(f"--max-epochs {max_epochs:g} limits --plan auto; add that, or leave it out")
 
 
 def _data_dir_override(data_dir: Path | None) -> list[str]:
@@ -123,6 +139,18 @@ class _Screen:
     def show(self, what: str, share: float | None = None) -> None:
         """Something that takes a while."""
         self._progress.update(self._task, description=what, total=1.0, completed=share or 0.0)
+
+    def planned(self, config: "Config", max_epochs: float | None) -> "Config":
+        """The configuration with sampling rate and noise chosen, which is said."""
+        from alidpfl.runs.planned import planned
+
+        chosen, setting = planned(config, max_epochs=max_epochs, on_progress=self.show)
+        self._console.print(
+            f"plan: q = {setting.sample_rate:g}, σ = {setting.noise_multiplier:g}, {setting.steps} steps (τ = "
+            f"{setting.local_steps}), {setting.epochs:.3g} epochs",
+            highlight=False,
+        )
+        return chosen
 
     def listener(self) -> "Listener":
         """What a run calls."""

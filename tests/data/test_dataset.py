@@ -15,6 +15,7 @@ import alidpfl.data
 from alidpfl.data import Dataset, LabelledData, directories, load, scaled_images, split_validation
 from alidpfl.data.sources import CIFAR10, FASHION_MNIST, MNIST
 from alidpfl.errors import AliDpflError, ConfigError, DataError
+from alidpfl.user_cache import user_cache
 
 MODULES = ["alidpfl.data", *(f"alidpfl.data.{m.name}" for m in pkgutil.iter_modules(alidpfl.data.__path__))]
 
@@ -183,7 +184,7 @@ def test_where_downloads_go_and_relative_caches_are_ignored(places, monkeypatch)
     monkeypatch.delenv("ALIDPFL_DATA_DIR")
     assert directories.download_directory() == cache / "alidpfl"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert directories.user_cache() == Path.home() / ".cache" / "alidpfl"
+    assert user_cache() == Path.home() / ".cache" / "alidpfl"
 
 
 def test_layouts():

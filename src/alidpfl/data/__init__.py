@@ -9,7 +9,7 @@ True
 
 from alidpfl.data.catalogue import NAMES, check_name, load
 from alidpfl.data.dataset import Dataset, LabelledData, scaled_images
-from alidpfl.data.directories import download_directory, user_cache
+from alidpfl.data.directories import download_directory
 from alidpfl.data.download import get
 from alidpfl.data.holdout import Holdout, held_out_rows, split_validation
 from alidpfl.data.own import from_clients
@@ -35,5 +35,4 @@ __all__ = [
     "scaled_images",
     "small_clients",
     "split_validation",
-    "user_cache",
 ]

@@ -24,6 +24,7 @@ from alidpfl.data.sources import CIFAR10, FASHION_MNIST, MNIST, Source
 from alidpfl.data.strokes_cache import load_or_draw
 from alidpfl.data.synthetic import SyntheticSettings, make_synthetic
 from alidpfl.errors import ConfigError
+from alidpfl.user_cache import user_cache
 
 OnProgress: TypeAlias = Callable[[str, float], None]
 """Told what is being done and which share of it is done, 0 to 1."""
@@ -66,7 +67,7 @@ def load(
     _check_options(name, options)
     match name:
         case "strokes":
-            return _load_strokes(seed, cache_dir or directories.user_cache(), pixel_range, on_progress)
+            return _load_strokes(seed, cache_dir or user_cache(), pixel_range, on_progress)
         case "mnist":
             return _load_idx(MNIST, data_dir, pixel_range)
         case "fashion_mnist":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from alidpfl.data.sources import Source
 from alidpfl.errors import ConfigError, DataError
+from alidpfl.user_cache import user_cache
 
 DATA_DIR_VARIABLE = "ALIDPFL_DATA_DIR"
 
@@ -54,13 +55,6 @@ def layouts(source: Source) -> tuple[Layout, ...]:
             return own, Layout(name="python", folder="cifar-10-batches-py", files=_CIFAR_PICKLES)
         case _:
             return (own,)
-
-
-def user_cache() -> Path:
-    """The folder of this user in which downloads and made data are kept."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification: a relative path is to be ignored.
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "alidpfl"
 
 
 def search_path(data_dir: Path | None = None) -> tuple[Path, ...]:

@@ -1,7 +1,14 @@
 """Privacy accounting: what steps cost, how many a budget pays for, how much noise they need. Never imports torch."""
 
 from alidpfl.privacy.accountants import ACCOUNTANTS, ORDERS
-from alidpfl.privacy.accounting import NOISE_TOLERANCE, epsilon, epsilon_bound, max_steps, noise_multiplier_for
+from alidpfl.privacy.accounting import (
+    NOISE_TOLERANCE,
+    epsilon,
+    epsilon_bound,
+    max_steps,
+    noise_multiplier_bound,
+    noise_multiplier_for,
+)
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.filter import RdpFilter
 from alidpfl.privacy.ledger import FilteredLedger, Ledger, PlannedLedger
@@ -23,5 +30,6 @@ __all__ = [
     "epsilon",
     "epsilon_bound",
     "max_steps",
+    "noise_multiplier_bound",
     "noise_multiplier_for",
 ]

@@ -8,6 +8,7 @@ from alidpfl.errors import BudgetExceededError
 from alidpfl.privacy import checks
 from alidpfl.privacy.accountants import Epsilon, ladder, quick_bound
 from alidpfl.privacy.budget import PrivacyBudget, checked_delta
+from alidpfl.privacy.gaussian_dp import limiting_noise
 from alidpfl.privacy.mechanisms import (
     MAX_NOISE_MULTIPLIER,
     MAX_STEPS,
@@ -18,7 +19,7 @@ from alidpfl.privacy.mechanisms import (
     checked_sample_rate,
     merged,
 )
-from alidpfl.privacy.search import largest_affordable
+from alidpfl.privacy.search import largest_affordable, nearly_least
 
 NOISE_TOLERANCE = 1e-4
 """`noise_multiplier_for` returns a multiple of this."""
@@ -91,6 +92,19 @@ def noise_multiplier_for(
     return _noise_multiplier_for(budget, sample_rate, steps, accountant, merged(already_spent))
 
 
+def noise_multiplier_bound(budget: PrivacyBudget, sample_rate: float, steps: int, *, accountant: str = "pld") -> float:
+    """As `noise_multiplier_for`, never less and hardly more (1 %), several times as fast: for comparing many.
+
+    >>> budget = PrivacyBudget(epsilon=2.0, delta=1e-5)
+    >>> exact, quick = 6.3975, noise_multiplier_bound(budget, 0.25, 158)
+    >>> exact <= quick < 1.003 * exact
+    True
+    """
+    sample_rate = checked_sample_rate(sample_rate)
+    steps = checks.whole("steps", steps, low=1, high=MAX_STEPS)
+    return _noise_multiplier_bound(budget, sample_rate, steps, accountant)
+
+
 @lru_cache(maxsize=1024)
 def _epsilon(composition: Composition, delta: float, accountant: str) -> float:
     of = ladder(accountant)[-1]
@@ -146,16 +160,37 @@ def _noise_multiplier_for(
 
     rungs = ladder(accountant)
     if cost_by(rungs[-1], on_grid)(0) > budget.epsilon:
-        raise BudgetExceededError(
-            f"no noise multiplier up to {MAX_NOISE_MULTIPLIER:g} makes steps={steps} fit in epsilon="
-            f"{budget.epsilon:g} at delta={budget.delta:g}: ask for fewer steps or raise epsilon"
-        )
+        raise _never_enough(budget, steps)
     first = largest_affordable(cost_by(rungs[0], geometric), budget.epsilon, low=0, high=424, guess=280)
     guess = largest - math.ceil(geometric(first) * _GRID)
     high = largest - round(MIN_NOISE_MULTIPLIER * _GRID)
     for rung in rungs:
         guess = largest_affordable(cost_by(rung, on_grid), budget.epsilon, low=0, high=high, guess=guess)
     return on_grid(guess)
+
+
+@lru_cache(maxsize=1024)
+def _noise_multiplier_bound(budget: PrivacyBudget, sample_rate: float, steps: int, accountant: str) -> float:
+    def cost(noise: float) -> float:
+        step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise, steps=steps)
+        return cost_of((step,), budget.delta)
+
+    # The quick bound's error, of about a thousandth, would be much of a small ε.
+    cost_of = quick_bound(accountant) if budget.epsilon >= 1 else ladder(accountant)[-1]
+    guess = math.ceil(limiting_noise(budget, sample_rate, steps) * _GRID) / _GRID
+    found = nearly_least(
+        cost, budget.epsilon, low=MIN_NOISE_MULTIPLIER, high=MAX_NOISE_MULTIPLIER, guess=guess, tolerance=2e-3
+    )
+    if found is None:
+        raise _never_enough(budget, steps)
+    return math.ceil(found * _GRID) / _GRID  # a little more noise is no less private
+
+
+def _never_enough(budget: PrivacyBudget, steps: int) -> BudgetExceededError:
+    return BudgetExceededError(
+        f"no noise multiplier up to {MAX_NOISE_MULTIPLIER:g} makes steps={steps} fit in epsilon="
+        f"{budget.epsilon:g} at delta={budget.delta:g}: ask for fewer steps or raise epsilon"
+    )
 
 
 def _repeated(step: SampledGaussian, steps: int) -> tuple[SampledGaussian, ...]:

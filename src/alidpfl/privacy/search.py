@@ -1,8 +1,9 @@
-"""Integer search that returns the end known to be safe."""
+"""Searches that return the end known to be safe."""
 
 import math
 from collections.abc import Callable
 
+_MOST_PROBES = 60
 _PATIENCE = 5  # secant probes in a row that may fail to halve the bracket before it is bisected
 
 
@@ -48,3 +49,46 @@ def _propose(before: tuple[int, float] | None, last: tuple[int, float], limit: f
         return 2 * n if value <= limit else n // 2
     # Far from the two probes the line says little: at most quadruple or quarter.
     return int(min(max(n + (limit - value) / slope, n / 4), 4 * n))
+
+
+def nearly_least(
+    cost: Callable[[float], float], limit: float, *, low: float, high: float, guess: float, tolerance: float
+) -> float | None:
+    """An x in [low, high] with cost(x) <= limit, within `tolerance` of it, for a cost that falls with x > 0.
+
+    What is returned was probed and fits. Where the cost jumps over the tolerance, the least x that was found to fit;
+    where it fits even at `low`, that; None where nothing does.
+
+    >>> 8 <= nearly_least(lambda x: 8 / x, 1.0, low=0.1, high=100, guess=3.0, tolerance=1e-3) <= 8.01
+    True
+    """
+    too_little, fits = low, math.inf
+    probe, power = min(max(guess, low), high), 1.0
+    last: tuple[float, float] | None = None
+    for _ in range(_MOST_PROBES):
+        value = cost(probe)
+        if value <= limit:
+            fits = min(fits, probe)
+            if value >= limit * (1 - tolerance) or probe == low:
+                return fits
+        elif probe == high:
+            return None
+        else:
+            too_little = max(too_little, probe)
+        if last is not None and last[0] != probe:
+            power = _fitted_power(last, (probe, value), default=power)
+        last = (probe, value)
+        aim = limit * (1 - tolerance / 2)
+        probe *= min(max(value / aim, 1e-9) ** (1 / power), 4.0)
+        if not too_little < probe < fits:  # the curve misled: halve the bracket, or go out to its end
+            probe = math.sqrt(too_little * fits) if fits < math.inf else high
+        probe = min(max(probe, low), high)
+    return fits if fits < math.inf else None
+
+
+def _fitted_power(first: tuple[float, float], second: tuple[float, float], *, default: float) -> float:
+    """The p of cost = c·x^−p through two probes, held to what is plausible; `default` where there is no such curve."""
+    if not (0 < first[1] < math.inf and 0 < second[1] < math.inf):
+        return default
+    slope = math.log(first[1] / second[1]) / math.log(second[0] / first[0])
+    return min(max(slope, 0.25), 8.0)

@@ -78,6 +78,30 @@ def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None 
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PublicFacts:
+    """What is known about a run before it, and is no secret: sizes, not records."""
+
+    clients: int
+    samples: int
+    num_params: int
+    accountant: str
+
+
+def public_facts(config: Config, *, on_progress: Callable[[str, float], None] | None = None) -> PublicFacts:
+    """For the planner."""
+    _check_choices(config)
+    dataset = _dataset(config, on_progress)
+    private, _ = held_out_rows(len(dataset.train), config.data.validation, config.run.seed)
+    clients = _clients(config, dataset, private)
+    return PublicFacts(
+        clients=len(clients),
+        samples=sum(len(rows) for rows in clients),
+        num_params=sum(parameter.numel() for parameter in _model(config, dataset).parameters()),
+        accountant=_accountant(config),
+    )
+
+
 def _check_choices(config: Config) -> None:
     """Refuse settings that the chosen data set or model would not read: they were meant to do something."""
     data, model = config.data, config.model
@@ -108,8 +132,12 @@ def _noise_multiplier(config: Config) -> float:
     if config.method.options.get("variant") == "output":  # charged by the round, over all records
         steps, rate = config.federation.max_rounds, 1.0
     budget = PrivacyBudget(epsilon=privacy.epsilon, delta=privacy.delta)
-    accountant = "rdp" if config.method.name == "adap_dpfl" else privacy.accountant
-    return noise_multiplier_for(budget, rate, steps, accountant=accountant)
+    return noise_multiplier_for(budget, rate, steps, accountant=_accountant(config))
+
+
+def _accountant(config: Config) -> str:
+    """The one that has the last word: noise that depends on outputs needs a Rényi filter."""
+    return "rdp" if config.method.name == "adap_dpfl" else config.privacy.accountant
 
 
 def _policy(config: Config) -> Policy:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from alidpfl.methods import DEFAULT_POLICIES
-from alidpfl.runs.quantities import as_bytes, as_seconds
+from alidpfl.quantities import as_bytes, as_seconds
 
 _LOCAL_STEPS = {"adap_dpfl": 3, "pe_dpfl": 3}  # as the ALI-DPFL paper runs them
 

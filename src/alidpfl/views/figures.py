@@ -1,20 +1,17 @@
 """Accuracy, τ and ε against the round, as a picture. Needs the extra `report` (matplotlib)."""
 
-import io
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alidpfl.errors import ConfigError
-from alidpfl.store.files import write_atomically
 from alidpfl.types import RoundRecord
+from alidpfl.views.drawing import figure_class, save
 from alidpfl.views.snapshot import NOT_COVERED, RunSnapshot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FORMATS = (".png", ".svg")
 _PANELS: dict[str, Callable[[RoundRecord], float | None]] = {
     "test accuracy (%)": lambda record: record.accuracy,
     "local steps τ": lambda record: record.local_steps,
@@ -24,7 +21,7 @@ _PANELS: dict[str, Callable[[RoundRecord], float | None]] = {
 
 def run_figure(snapshots: Sequence[RunSnapshot]) -> "Figure":
     """Three panels over one another with a line for each run; rounds that were not evaluated are left out."""
-    figure = _figure_class()(figsize=(7, 8), layout="constrained")  # not pyplot: no global state, no window
+    figure = figure_class()(figsize=(7, 8), layout="constrained")
     panels = figure.subplots(len(_PANELS), 1, sharex=True)
     for axes, (label, value) in zip(panels, _PANELS.items(), strict=True):
         for snapshot in snapshots:
@@ -40,18 +37,7 @@ def run_figure(snapshots: Sequence[RunSnapshot]) -> "Figure":
 
 def save_figure(snapshots: Sequence[RunSnapshot], path: str | Path) -> None:
     """Draws the runs into `path`, as PNG or SVG by its extension."""
-    target = Path(path)
-    kind = target.suffix.lower()
-    if kind not in _FORMATS:
-        raise ConfigError(f"cannot draw {target}: its extension must be {' or '.join(_FORMATS)}")
-    figure, content = run_figure(snapshots), io.BytesIO()
-    import matplotlib as mpl
-
-    # Without date and random names inside, the same runs give the same bytes.
-    metadata = {"Date": None} if kind == ".svg" else None
-    with mpl.rc_context({"svg.hashsalt": "alidpfl"}):
-        figure.savefig(content, format=kind.removeprefix("."), dpi=150, metadata=metadata)
-    write_atomically(target, content.getvalue())
+    save(lambda: run_figure(snapshots), path)
 
 
 def _label(snapshot: RunSnapshot) -> str:
@@ -59,13 +45,3 @@ def _label(snapshot: RunSnapshot) -> str:
     name = snapshot.name.replace("$", r"\$")
     name = f" {name}" if name.startswith("_") else name
     return name if snapshot.covers_everything else f"{name} ({NOT_COVERED})"
-
-
-def _figure_class() -> "type[Figure]":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "drawing a figure needs matplotlib: run `pip install 'alidpfl[report]'`, or leave --plot out"
-        ) from None
-    return Figure

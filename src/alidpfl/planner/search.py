@@ -1,0 +1,197 @@
+"""Which (q, σ, τ) at the same privacy: compute against signal-to-noise.
+
+T steps at rate q with noise σ move the model by T times a signal of at most ηC, and by √T times a noise. In the mean
+over N clients, weighted by their records n_i of n in all, its squared norm is
+Σ (n_i/n)² η² (σ²C²d/(q n_i)² + C²(1−q)/(q n_i)), in which the n_i cancel: how records are spread does not matter. What
+counts is the ratio of the two, which η and C leave alone:
+
+    signal-to-noise = √T / sqrt(N σ²d/(qn)² + (1−q)/(qn))
+
+Its inverse is the noise per unit of progress. At a given (ε, δ) it grows with q, since noise added to a large batch is
+shared by more records, towards the limit n · μ/√(Nd) of one release with the same budget (μ of Gaussian DP). What it
+costs is compute: q·T passes over the data. Fewer steps with larger batches win at equal compute, so that τ = 1 is best
+until every record is in every batch.
+
+The closed form of Gaussian DP proposes the settings, the accountant then computes the noise of each that is kept.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from alidpfl.errors import BudgetExceededError, ConfigError
+from alidpfl.planner.wishes import Wishes
+from alidpfl.policies import noise_power
+from alidpfl.privacy import MAX_STEPS, max_steps, noise_multiplier_bound, noise_multiplier_for
+from alidpfl.privacy.gaussian_dp import limiting_noise, limiting_steps
+
+NEAR_ENOUGH = 0.97
+"""Where no compute limit is given, the recommended setting is the cheapest with this share of the best signal-to-noise:
+beyond, compute doubles for a per cent or two."""
+
+_MANTISSAS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+_LOCAL_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_SHOWN = 12
+"""Settings whose noise is computed: each takes the accountant half a second."""
+_TOO_NOISY, _HARDLY_LESS = 0.25, 0.99
+"""Of the best signal-to-noise: what is below the one, or costs more than the other, is not worth showing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A way to spend the budget."""
+
+    sample_rate: float
+    noise_multiplier: float
+    local_steps: int
+    """τ; T / R_s, rounded down."""
+    steps: int
+    """T: the local steps that the budget must pay for."""
+    signal_to_noise: float
+    """Of the whole run, as above; all settings with the same one spend the same (ε, δ)."""
+
+    @property
+    def epochs(self) -> float:
+        """Compute: passes of every client over its data, q·T."""
+        return self.sample_rate * self.steps
+
+    @property
+    def noise_per_progress(self) -> float:
+        """1 / signal-to-noise."""
+        return 1 / self.signal_to_noise
+
+
+def pareto_front(wishes: Wishes, rounds: int, on_progress: Callable[[float], None] | None = None) -> list[Setting]:
+    """Settings none of which another beats in both compute and signal-to-noise, cheapest first.
+
+    Their noise is safe: never less than the accountant asks for, and at most 1 % more.
+    """
+    proposed = _proposals(wishes, rounds)
+    if not proposed:
+        raise ConfigError(_nothing_fits(wishes, rounds))
+    thinned = _thinned(_undominated(proposed))
+    found = []
+    for number, setting in enumerate(thinned):
+        if on_progress is not None:
+            on_progress(number / len(thinned))
+        if (accounted := _accounted(wishes, rounds, setting)) is not None:
+            found.append(accounted)
+    if not found:
+        raise ConfigError(_nothing_fits(wishes, rounds))
+    return _undominated(found)
+
+
+def best_of(wishes: Wishes, front: Sequence[Setting]) -> Setting:
+    """The best that the compute limit allows; where there is none, the cheapest that is near enough to the best."""
+    best = max(setting.signal_to_noise for setting in front)
+    enough = best if wishes.max_epochs is not None else NEAR_ENOUGH * best
+    return min((s for s in front if s.signal_to_noise >= enough), key=lambda setting: setting.epochs)
+
+
+def exactly(wishes: Wishes, rounds: int, setting: Setting) -> Setting:
+    """The setting with the least noise that the accountant admits."""
+    if wishes.noise_multiplier is not None:
+        return setting
+    noise = noise_multiplier_for(wishes.budget, setting.sample_rate, setting.steps, accountant=wishes.accountant)
+    return made_setting(wishes, setting.sample_rate, noise, rounds, setting.steps)
+
+
+def made_setting(wishes: Wishes, sample_rate: float, noise_multiplier: float, rounds: int, steps: int) -> Setting:
+    """A setting with what follows from it."""
+    return Setting(
+        sample_rate=sample_rate,
+        noise_multiplier=noise_multiplier,
+        local_steps=max(1, steps // rounds),
+        steps=steps,
+        signal_to_noise=signal_to_noise(wishes, sample_rate, noise_multiplier, steps),
+    )
+
+
+def signal_to_noise(wishes: Wishes, sample_rate: float, noise_multiplier: float, steps: float) -> float:
+    """Of a whole run, as above."""
+    batch = sample_rate * wishes.samples
+    noise = wishes.clients * noise_power(noise_multiplier, 1.0, wishes.num_params, batch) + (1 - sample_rate) / batch
+    return math.sqrt(steps / noise)
+
+
+def _proposals(wishes: Wishes, rounds: int) -> list[Setting]:
+    """Every q and τ on the grid within the compute limit, with noise from the closed form."""
+    found = []
+    for rate in _rates(wishes):
+        if wishes.noise_multiplier is not None:
+            steps = int(limiting_steps(wishes.budget, rate, wishes.noise_multiplier))
+            found += _spread(wishes, rate, rounds, steps)
+            continue
+        for local_steps in _LOCAL_STEPS:
+            steps = local_steps * rounds
+            if steps <= MAX_STEPS:
+                noise = limiting_noise(wishes.budget, rate, steps)
+                found.append(made_setting(wishes, rate, noise, rounds, steps))
+    return [setting for setting in found if setting.epochs <= (wishes.max_epochs or math.inf) * (1 + 1e-9)]
+
+
+def _spread(wishes: Wishes, rate: float, rounds: int, steps: int) -> list[Setting]:
+    """With q and σ decided, only how many of the steps are used is open: whole τ, and all of them."""
+    assert wishes.noise_multiplier is not None  # noqa: S101 - for the type checker
+    counts = {min(steps, rounds * local_steps, MAX_STEPS) for local_steps in _LOCAL_STEPS} - {0}
+    return [made_setting(wishes, rate, wishes.noise_multiplier, rounds, count) for count in counts]
+
+
+def _accounted(wishes: Wishes, rounds: int, setting: Setting) -> Setting | None:
+    """The setting as the accountant sees it; None where not one step is paid for."""
+    try:
+        if wishes.noise_multiplier is None:
+            noise = noise_multiplier_bound(
+                wishes.budget, setting.sample_rate, setting.steps, accountant=wishes.accountant
+            )
+            return made_setting(wishes, setting.sample_rate, noise, rounds, setting.steps)
+        paid_for = max_steps(wishes.budget, setting.sample_rate, wishes.noise_multiplier, accountant=wishes.accountant)
+    except BudgetExceededError:
+        return None
+    steps = min(paid_for, setting.steps)
+    return made_setting(wishes, setting.sample_rate, wishes.noise_multiplier, rounds, steps)
+
+
+def _rates(wishes: Wishes) -> Iterable[float]:
+    """The q that is decided, or round numbers from one expected record a batch up to all of them."""
+    if wishes.sample_rate is not None:
+        return [wishes.sample_rate]
+    least = min(1.0, wishes.clients / wishes.samples)
+    decades = range(math.floor(math.log10(least)), 0)
+    rates = (float(f"{mantissa}e{decade}") for decade in decades for mantissa in _MANTISSAS)
+    return [*(rate for rate in rates if rate >= least), 1.0]
+
+
+def _undominated(settings: Iterable[Setting]) -> list[Setting]:
+    """By rising compute, each better than all before it; of equals, the one with fewer local steps."""
+    front: list[Setting] = []
+    for setting in sorted(settings, key=lambda s: (s.epochs, -s.signal_to_noise, s.local_steps)):
+        if not front or setting.signal_to_noise > front[-1].signal_to_noise:
+            front.append(setting)
+    return front
+
+
+def _thinned(front: Sequence[Setting]) -> list[Setting]:
+    """About a dozen, evenly spaced in the logarithm of compute, between far too noisy and hardly better."""
+    best = front[-1].signal_to_noise
+    worth = [setting for setting in front if setting.signal_to_noise >= _TOO_NOISY * best]
+    enough = next(number for number, setting in enumerate(worth) if setting.signal_to_noise >= _HARDLY_LESS * best)
+    worth = worth[: enough + 1]
+    low, high = math.log(worth[0].epochs), math.log(worth[-1].epochs)
+    levels = [low + (high - low) * number / (_SHOWN - 1) for number in range(_SHOWN)]
+    nearest = (min(worth, key=lambda setting: abs(math.log(setting.epochs) - level)) for level in levels)
+    return list(dict.fromkeys(nearest))
+
+
+def _nothing_fits(wishes: Wishes, rounds: int) -> str:
+    open_to_choice = replace(wishes, max_epochs=None, noise_multiplier=None)
+    least = min(_proposals(open_to_choice, rounds), key=lambda setting: setting.epochs)
+    if wishes.noise_multiplier is not None:
+        return (
+            f"noise_multiplier={wishes.noise_multiplier:g} is too little for one step at any sampling rate within "
+            f"epsilon={wishes.epsilon:g}; leave it out, and the planner finds one"
+        )
+    return (
+        f"max_epochs={wishes.max_epochs:g} is less than {rounds} rounds of one step with one expected record need: "
+        f"possible from {least.epochs:.3g} epochs on, or with fewer rounds"
+    )

@@ -1,0 +1,145 @@
+"""What a user has and can afford. Public numbers only: no data is needed, or looked at."""
+
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from alidpfl.errors import ConfigError
+from alidpfl.privacy import MAX_STEPS, PrivacyBudget, checks
+
+MODEL_SIZES = MappingProxyType({"cnn": 582_026, "compact_cnn": 26_010, "linear": 7_850, "mlp": 101_770})
+"""Parameters of the models that ship, for 1x28x28 images and ten classes."""
+
+_BYTES_PER_NUMBER = 4
+_DIRECTIONS = 2
+_MOST = 10**12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """Budgets, clients, and what is already decided; None stays for the planner to choose, or sets no limit."""
+
+    epsilon: float
+    delta: float
+    clients: int
+    samples: int
+    """Over all clients."""
+    max_rounds: int
+    """R_s."""
+    sample_rate: float | None = None
+    """q."""
+    noise_multiplier: float | None = None
+    """σ."""
+    accountant: str = "pld"
+    num_params: int = MODEL_SIZES["compact_cnn"]
+    """d."""
+    smallest_client: int | None = None
+    """Records of the smallest client; None for an even split."""
+    clip_norm: float = 1.0
+    """C."""
+    learning_rate: float = 0.5
+    """η, the paper's by default. Only τ of the policy `corrected` and the drawn bounds depend on it."""
+    heterogeneity: float = 5.0
+    """Γ of Lemma 2: 10 for Dir(0.05), 5 for Dir(0.5), 1 for Dir(1), 0 for IID."""
+    curvature: float | None = None
+    """μ, where an earlier run measured one."""
+    time_limit: float | None = None
+    """Seconds."""
+    seconds_per_round: float | None = None
+    traffic_limit: int | None = None
+    """Bytes, all clients, both directions."""
+    max_epochs: float | None = None
+    """Compute limit: how often a client may go through its data in the whole run, q·T."""
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        _ = self.budget
+        positive = ("clip_norm", "learning_rate", "curvature", "time_limit", "seconds_per_round")
+        for name in (*positive, "traffic_limit", "max_epochs", "noise_multiplier", "sample_rate"):
+            value = getattr(self, name)
+            if value is not None:
+                number = checks.real(name, value)
+                most = 1 if name == "sample_rate" else math.inf
+                checks.real(name, number, valid=0 < number <= most, rule=_rule(name))
+        checks.between("heterogeneity", self.heterogeneity, 0, _MOST, rule="must be 0 (IID) or more")
+        if self.time_limit is not None and self.seconds_per_round is None:
+            raise ConfigError(f"time_limit={self.time_limit:g} says nothing without seconds_per_round; give both")
+
+    @property
+    def budget(self) -> PrivacyBudget:
+        """(ε, δ)."""
+        return PrivacyBudget(epsilon=self.epsilon, delta=self.delta)
+
+    @property
+    def client_size(self) -> float:
+        """Records of the smallest client, on whose batch Lemma 2 looks."""
+        return float(self.smallest_client or self.samples / self.clients)
+
+    @property
+    def bytes_per_round(self) -> int:
+        """Every client takes the model and sends one back."""
+        return _DIRECTIONS * self.clients * _BYTES_PER_NUMBER * self.num_params
+
+    def _check_counts(self) -> None:
+        checks.whole("clients", self.clients, low=1, high=_MOST)
+        checks.whole("samples", self.samples, low=self.clients, high=_MOST)
+        checks.whole("num_params", self.num_params, low=1, high=_MOST)
+        if self.smallest_client is not None:
+            checks.whole("smallest_client", self.smallest_client, low=1, high=self.samples // self.clients)
+        if self.max_rounds == 0:
+            raise ConfigError(
+                "max_rounds=0 leaves nothing to train: one round is the least; then all local steps fall into it, and "
+                "what the clients learn is averaged once"
+            )
+        checks.whole("max_rounds", self.max_rounds, low=1, high=MAX_STEPS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """How many rounds there can be, and what says so."""
+
+    count: int
+    limited_by: str
+    """max_rounds, time_limit or traffic_limit."""
+
+
+def possible_rounds(wishes: Wishes) -> Rounds:
+    """R_s, or fewer where time or traffic ends first; ConfigError with what would do where not one fits."""
+    found = [Rounds(count=wishes.max_rounds, limited_by="max_rounds")]
+    if wishes.time_limit is not None and wishes.seconds_per_round is not None:
+        found.append(Rounds(count=_whole_times(wishes.time_limit, wishes.seconds_per_round), limited_by="time_limit"))
+    if wishes.traffic_limit is not None:
+        found.append(Rounds(count=wishes.traffic_limit // wishes.bytes_per_round, limited_by="traffic_limit"))
+    fewest = min(found, key=lambda rounds: rounds.count)
+    if fewest.count == 0:
+        raise ConfigError(_not_one_round(wishes, fewest.limited_by))
+    return fewest
+
+
+def _not_one_round(wishes: Wishes, limited_by: str) -> str:
+    if limited_by == "time_limit":
+        return (
+            f"time_limit={wishes.time_limit:g} s is over before the first round of seconds_per_round="
+            f"{wishes.seconds_per_round:g}: possible from {wishes.seconds_per_round:g} s on, which is one round"
+        )
+    assert wishes.traffic_limit is not None  # noqa: S101 - for the type checker
+    one, limit = wishes.bytes_per_round, wishes.traffic_limit
+    per_client = _DIRECTIONS * _BYTES_PER_NUMBER
+    instead = [f"a limit of {one:,} bytes carries one round"]
+    if (params := limit // (per_client * wishes.clients)) > 0:
+        instead.append(f"this one carries a model of {params:,} parameters")
+    if (clients := limit // (per_client * wishes.num_params)) > 0:
+        instead.append(f"or {clients} of the {wishes.clients} clients a round")
+    return (
+        f"traffic_limit={limit:,} bytes does not carry one round of {wishes.clients} clients with "
+        f"{wishes.num_params:,} parameters, both ways: {'; '.join(instead)}"
+    )
+
+
+def _whole_times(total: float, each: float) -> int:
+    """How often `each` fits, not misled by 0.3 / 0.1 = 2.9999."""
+    return int(total / each * (1 + 1e-12))
+
+
+def _rule(name: str) -> str:
+    return "must be in (0, 1]; did you pass a batch size?" if name == "sample_rate" else "must be above 0"

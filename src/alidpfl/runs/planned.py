@@ -1,0 +1,54 @@
+"""`run --plan auto`: sampling rate and noise as the planner finds them for a configuration's clients and model."""
+
+from collections.abc import Callable
+
+from alidpfl.errors import ConfigError
+from alidpfl.planner import Setting, Wishes, best_of, pareto_front
+from alidpfl.planner.search import exactly
+from alidpfl.planner.wishes import possible_rounds
+from alidpfl.runs.build import public_facts
+from alidpfl.runs.config import Config
+
+
+def planned(
+    config: Config, *, max_epochs: float | None = None, on_progress: Callable[[str, float], None] | None = None
+) -> tuple[Config, Setting]:
+    """The configuration with q and σ chosen, and τ where the policy is `fixed`; what it sets itself stays.
+
+    The plan is advice. The run's own accounts compute R_c anew and stop at it.
+    """
+    if config.method.options.get("variant") == "output":
+        raise ConfigError('--plan auto plans noise on every step; variant "output" adds it to the update: leave it out')
+    if config.privacy.max_steps is not None:
+        raise ConfigError(f"privacy.max_steps={config.privacy.max_steps} is for --plan auto to choose; leave it out")
+    facts = public_facts(config, on_progress=on_progress)
+    decided = config.privacy.model_fields_set
+    wishes = Wishes(
+        epsilon=config.privacy.epsilon,
+        delta=config.privacy.delta,
+        clients=facts.clients,
+        samples=facts.samples,
+        max_rounds=config.federation.max_rounds,
+        sample_rate=config.privacy.sample_rate if "sample_rate" in decided else None,
+        noise_multiplier=config.privacy.noise_multiplier,
+        accountant=facts.accountant,
+        num_params=facts.num_params,
+        traffic_limit=config.federation.traffic_limit,
+        max_epochs=max_epochs,
+    )
+    if wishes.sample_rate is not None and wishes.noise_multiplier is not None:
+        raise ConfigError("--plan auto: privacy.sample_rate and privacy.noise_multiplier are both set; leave one out")
+    rounds = possible_rounds(wishes).count
+    tell = (lambda share: on_progress("planning", share)) if on_progress is not None else None
+    setting = exactly(wishes, rounds, best_of(wishes, pareto_front(wishes, rounds, tell)))
+    return _with(config, setting), setting
+
+
+def _with(config: Config, setting: Setting) -> Config:
+    privacy = config.privacy.model_copy(
+        update={"sample_rate": setting.sample_rate, "noise_multiplier": setting.noise_multiplier}
+    )
+    method = config.method
+    if config.policy == "fixed" and method.local_steps is None:
+        method = method.model_copy(update={"local_steps": setting.local_steps})
+    return config.model_copy(update={"privacy": privacy, "method": method})
