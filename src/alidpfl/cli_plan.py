@@ -31,6 +31,7 @@ def plan(  # noqa: PLR0917 - they are options
     max_epochs: Annotated[
         float | None, typer.Option(help="Compute: most passes of a client over its data; searched within that.")
     ] = None,
+    min_steps: Annotated[int, typer.Option(help="Fewest steps that are worth considering.")] = 100,
     time_limit: Annotated[str | None, typer.Option(help="Such as 2h; needs --seconds-per-round.")] = None,
     seconds_per_round: Annotated[float | None, typer.Option(help="How long a round takes.")] = None,
     traffic_limit: Annotated[str | None, typer.Option(help="Such as 5GB: all clients, both directions.")] = None,
@@ -62,6 +63,7 @@ def plan(  # noqa: PLR0917 - they are options
         "noise_multiplier": noise_multiplier,
         "accountant": accountant,
         "max_epochs": max_epochs,
+        "min_steps": min_steps,
         "time_limit": _quantity("time_limit", time_limit, as_seconds),
         "seconds_per_round": seconds_per_round,
         "traffic_limit": _quantity("traffic_limit", traffic_limit, as_bytes),

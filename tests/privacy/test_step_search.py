@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alidpfl.privacy.search import largest_affordable
+from alidpfl.privacy.search import largest_affordable, nearly_least
 
 COSTS = {
     "linear": lambda n: 0.37 * n,
@@ -38,3 +38,34 @@ def test_a_right_guess_takes_two_probes():
     probes = []
     largest_affordable(lambda n: probes.append(n) or float(n), 500.5, low=0, high=10**7, guess=500)
     assert probes == [500, 501]
+
+
+FALLING = {
+    "inverse": lambda x: 3 / x,
+    "steep": lambda x: 5 / x**6,
+    "shallow": lambda x: 9 / x**0.3,
+    "a cliff": lambda x: 100.0 if x < 7.5 else 1e-3,
+    "not a number below": lambda x: math.nan if x < 20 else 1 / x,
+    "endless below": lambda x: math.inf if x < 2 else 4 / x,
+}
+
+
+@pytest.mark.parametrize("name", FALLING)
+@given(limit=st.floats(1e-2, 100), guess=st.floats(1e-6, 1e9))
+def test_what_nearly_least_returns_was_probed_and_fits(name, limit, guess):
+    cost, probed = FALLING[name], set()
+
+    def counted(x):
+        assert 1e-3 <= x <= 1e6
+        probed.add(x)
+        return cost(x)
+
+    found = nearly_least(counted, limit, low=1e-3, high=1e6, guess=guess, tolerance=1e-2)
+    if found is None:
+        assert not cost(1e6) <= limit
+        return
+    assert found in probed
+    assert cost(found) <= limit
+    # Near the limit, or at the end, or at a jump of the cost: then a little less does not fit.
+    assert cost(found) >= 0.99 * limit or found == 1e-3 or not cost(found * 0.999) <= limit
+    assert len(probed) <= 60

@@ -1,7 +1,9 @@
 """What the planner draws, as numbers: ε against steps, the bounds against τ."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from alidpfl.planner.course import TYPICAL_CURVATURE, Mechanism
 from alidpfl.planner.wishes import Wishes
@@ -59,7 +61,7 @@ def _epsilon_line(wishes: Wishes, mechanism: Mechanism, accountant: str, most: i
 def _bounds(
     wishes: Wishes, mechanism: Mechanism, curvature: float, rate: float
 ) -> tuple[dict[str, Line], dict[str, float]]:
-    """G of the paper, U of (A) and (B), for R_s rounds."""
+    """The paper's h for R_c steps and G for R_s rounds; U of (A) and (B) for R_s rounds."""
     problem = _problem(wishes, mechanism, curvature, rate)
     paper = paper_bound(
         curvature=curvature,
@@ -70,15 +72,16 @@ def _bounds(
     )
     distance = problem.initial_distance**2
     held: dict[str, Bound] = {"U (A)": bound_a(problem), "U (B)": bound_b(problem)}
-    best = {"paper": paper.best_at_fixed_rounds, **{name: bound.best_real() for name, bound in held.items()}}
+    of_paper: dict[str, Callable[[float], float]] = {
+        "h": partial(paper.at_fixed_steps, total_steps=mechanism.max_steps, smoothness=curvature, distance=distance),
+        "G": partial(paper.at_fixed_rounds, rounds=mechanism.max_rounds, smoothness=curvature, distance=distance),
+    }
+    values = of_paper | {name: bound.value for name, bound in held.items()}
+    best = {"h": paper.best_at_fixed_steps, "G": paper.best_at_fixed_rounds}
+    best |= {name: bound.best_real() for name, bound in held.items()}
     furthest = max(10, min(_MOST_BOUND_STEPS, 3 * mechanism.max_steps // mechanism.max_rounds))
-    lines: dict[str, Line] = {"paper": [], **{name: [] for name in held}}
-    for steps in range(1, furthest + 1):
-        of_paper = paper.at_fixed_rounds(steps, rounds=mechanism.max_rounds, smoothness=curvature, distance=distance)
-        lines["paper"].append((float(steps), of_paper))
-        for name, bound in held.items():
-            lines[name].append((float(steps), bound.value(steps)))
-    return {name: _over_least(line) for name, line in lines.items()}, best
+    counts = [float(steps) for steps in range(1, furthest + 1)]
+    return {name: _over_least([(x, value(x)) for x in counts]) for name, value in values.items()}, best
 
 
 def _problem(wishes: Wishes, mechanism: Mechanism, curvature: float, rate: float) -> Problem:

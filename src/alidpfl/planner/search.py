@@ -9,8 +9,8 @@ counts is the ratio of the two, which η and C leave alone:
 
 Its inverse is the noise per unit of progress. At a given (ε, δ) it grows with q, since noise added to a large batch is
 shared by more records, towards the limit n · μ/√(Nd) of one release with the same budget (μ of Gaussian DP). What it
-costs is compute: q·T passes over the data. Fewer steps with larger batches win at equal compute, so that τ = 1 is best
-until every record is in every batch.
+costs is compute: q·T passes over the data. Fewer steps with larger batches win at equal compute, down to the fewest
+with which a model can get anywhere (`Wishes.min_steps`): τ is then the smallest that makes so many in R_s rounds.
 
 The closed form of Gaussian DP proposes the settings, the accountant then computes the noise of each that is kept.
 """
@@ -30,11 +30,12 @@ NEAR_ENOUGH = 0.97
 beyond, compute doubles for a per cent or two."""
 
 _MANTISSAS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-_LOCAL_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _SHOWN = 12
 """Settings whose noise is computed: each takes the accountant half a second."""
-_TOO_NOISY, _HARDLY_LESS = 0.25, 0.99
-"""Of the best signal-to-noise: what is below the one, or costs more than the other, is not worth showing."""
+_TOO_NOISY, _HARDLY_LESS, _HARDLY_LESS_OF_LIMIT = 0.25, 0.99, 0.999
+"""Of the best signal-to-noise: what is below the first, or costs more than the second, is not worth showing; nor is
+what costs more than the third, where the user set a limit and means to use it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ def pareto_front(wishes: Wishes, rounds: int, on_progress: Callable[[float], Non
     proposed = _proposals(wishes, rounds)
     if not proposed:
         raise ConfigError(_nothing_fits(wishes, rounds))
-    thinned = _thinned(_undominated(proposed))
+    thinned = _thinned(_undominated(proposed), _HARDLY_LESS if wishes.max_epochs is None else _HARDLY_LESS_OF_LIMIT)
     found = []
     for number, setting in enumerate(thinned):
         if on_progress is not None:
@@ -116,24 +117,26 @@ def signal_to_noise(wishes: Wishes, sample_rate: float, noise_multiplier: float,
 
 def _proposals(wishes: Wishes, rounds: int) -> list[Setting]:
     """Every q and τ on the grid within the compute limit, with noise from the closed form."""
-    found = []
+    found: list[Setting] = []
+    fewest = math.ceil(wishes.min_steps / rounds)
     for rate in _rates(wishes):
         if wishes.noise_multiplier is not None:
             steps = int(limiting_steps(wishes.budget, rate, wishes.noise_multiplier))
             found += _spread(wishes, rate, rounds, steps)
             continue
-        for local_steps in _LOCAL_STEPS:
-            steps = local_steps * rounds
+        for multiple in _MULTIPLES:
+            steps = multiple * fewest * rounds
             if steps <= MAX_STEPS:
                 noise = limiting_noise(wishes.budget, rate, steps)
                 found.append(made_setting(wishes, rate, noise, rounds, steps))
-    return [setting for setting in found if setting.epochs <= (wishes.max_epochs or math.inf) * (1 + 1e-9)]
+    within = [setting for setting in found if setting.epochs <= (wishes.max_epochs or math.inf) * (1 + 1e-9)]
+    return [setting for setting in within if setting.steps >= wishes.min_steps] or within
 
 
 def _spread(wishes: Wishes, rate: float, rounds: int, steps: int) -> list[Setting]:
-    """With q and σ decided, only how many of the steps are used is open: whole τ, and all of them."""
+    """With σ decided, only how many of the steps are used is open: whole τ, and all of them."""
     assert wishes.noise_multiplier is not None  # noqa: S101 - for the type checker
-    counts = {min(steps, rounds * local_steps, MAX_STEPS) for local_steps in _LOCAL_STEPS} - {0}
+    counts = {min(steps, rounds * multiple, MAX_STEPS) for multiple in _MULTIPLES} - {0}
     return [made_setting(wishes, rate, wishes.noise_multiplier, rounds, count) for count in counts]
 
 
@@ -171,11 +174,11 @@ def _undominated(settings: Iterable[Setting]) -> list[Setting]:
     return front
 
 
-def _thinned(front: Sequence[Setting]) -> list[Setting]:
+def _thinned(front: Sequence[Setting], hardly_less: float) -> list[Setting]:
     """About a dozen, evenly spaced in the logarithm of compute, between far too noisy and hardly better."""
     best = front[-1].signal_to_noise
     worth = [setting for setting in front if setting.signal_to_noise >= _TOO_NOISY * best]
-    enough = next(number for number, setting in enumerate(worth) if setting.signal_to_noise >= _HARDLY_LESS * best)
+    enough = next(number for number, setting in enumerate(worth) if setting.signal_to_noise >= hardly_less * best)
     worth = worth[: enough + 1]
     low, high = math.log(worth[0].epochs), math.log(worth[-1].epochs)
     levels = [low + (high - low) * number / (_SHOWN - 1) for number in range(_SHOWN)]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-_MOST_PROBES = 60
+_TRUSTED_PROBES, _MOST_PROBES = 10, 60
 _PATIENCE = 5  # secant probes in a row that may fail to halve the bracket before it is bisected
 
 
@@ -65,7 +65,7 @@ def nearly_least(
     too_little, fits = low, math.inf
     probe, power = min(max(guess, low), high), 1.0
     last: tuple[float, float] | None = None
-    for _ in range(_MOST_PROBES):
+    for number in range(_MOST_PROBES):
         value = cost(probe)
         if value <= limit:
             fits = min(fits, probe)
@@ -80,7 +80,8 @@ def nearly_least(
         last = (probe, value)
         aim = limit * (1 - tolerance / 2)
         probe *= min(max(value / aim, 1e-9) ** (1 / power), 4.0)
-        if not too_little < probe < fits:  # the curve misled: halve the bracket, or go out to its end
+        if number >= _TRUSTED_PROBES or not too_little < probe < fits:
+            # The curve misled: halve the bracket, or go out to its end.
             probe = math.sqrt(too_little * fits) if fits < math.inf else high
         probe = min(max(probe, low), high)
     return fits if fits < math.inf else None

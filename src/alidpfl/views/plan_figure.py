@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alidpfl.views.drawing import figure_class, save
+from alidpfl.views.plan_tables import BOUND_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,11 +28,10 @@ def plan_figure(plan: dict[str, Any]) -> "Figure":
 
 def _draw_epsilon(axes: "Axes", plan: dict[str, Any]) -> None:
     for name, points in plan["curves"]["epsilon"].items():
-        (line,) = axes.plot(*zip(*points, strict=True), label=name)
-        if steps := plan["max_steps"][name]:
-            spent = plan["epsilon_if_steps_end"][name]
-            axes.plot(steps, spent, "o", color=line.get_color())
-            axes.annotate(f"R_c = {steps}", (steps, spent), textcoords="offset points", xytext=(0, 6), ha="center")
+        steps = plan["max_steps"][name]
+        (line,) = axes.plot(*zip(*points, strict=True), label=f"{name}: R_c = {steps or 'none'}")
+        if steps:
+            axes.plot(steps, plan["epsilon_if_steps_end"][name], "o", color=line.get_color())
     budget = plan["wishes"]["epsilon"]
     axes.axhline(budget, linestyle="--", color="gray", label=f"budget ε = {budget:g}")
     axes.set(xlabel="local steps", ylabel="ε", title=f"q = {plan['sample_rate']:g}, σ = {plan['noise_multiplier']:g}")
@@ -39,13 +39,12 @@ def _draw_epsilon(axes: "Axes", plan: dict[str, Any]) -> None:
 
 
 def _draw_bounds(axes: "Axes", plan: dict[str, Any]) -> None:
-    names = {"paper": "G of the paper (does not hold)", "U (A)": "U of bound (A)", "U (B)": "U of bound (B)"}
     for name, points in plan["curves"]["bounds"].items():
-        (line,) = axes.plot(*zip(*points, strict=True), label=names[name])
         best = plan["curves"]["best_steps"][name]
+        least = "" if best is None else f": least at τ = {best:.3g}"
+        (line,) = axes.plot(*zip(*points, strict=True), label=BOUND_NAMES[name] + least)
         if best is not None and best <= points[-1][0]:
             axes.plot(best, 1.0, "o", color=line.get_color())
-            axes.annotate(f"τ* = {best:.3g}", (best, 1.0), textcoords="offset points", xytext=(0, 6), ha="center")
     axes.set_yscale("log")
     axes.set(xlabel="local steps τ of a round", ylabel="bound / its least", title=plan["curves"]["assumed"])
     axes.title.set_fontsize("small")
@@ -58,8 +57,7 @@ def _draw_pareto(axes: "Axes", plan: dict[str, Any]) -> None:
     for row in rows:
         if row["recommended"]:
             text = f"q = {row['sample_rate']:g}, σ = {row['noise_multiplier']:.3g}, τ = {row['local_steps']}"
-            place = (row["epochs"], row["signal_to_noise"])
-            axes.plot(*place, "o", color="tab:red")
-            axes.annotate(text, place, textcoords="offset points", xytext=(-6, -14), ha="right")
+            axes.plot(row["epochs"], row["signal_to_noise"], "o", color="tab:red", label=f"recommended: {text}")
     axes.set_xscale("log")
+    axes.legend(fontsize="small")
     axes.set(xlabel="epochs (compute)", ylabel="signal-to-noise", title=f"the same ε = {plan['wishes']['epsilon']:g}")

@@ -4,10 +4,8 @@ from html import escape
 from typing import Any
 
 from alidpfl.views.page import facts, figure, page, table
-from alidpfl.views.plan_tables import duration, question, size, steps_range, unused
+from alidpfl.views.plan_tables import BOUND_NAMES, duration, question, size, steps_range, unused
 from alidpfl.views.tables import rounded_up
-
-_BOUND_NAMES = {"paper": "G, the paper's (does not hold)", "U (A)": "U, bound (A)", "U (B)": "U, bound (B)"}
 
 
 def plan_page(plan: dict[str, Any]) -> str:
@@ -26,8 +24,8 @@ def plan_page(plan: dict[str, Any]) -> str:
         "<h2>What theory says about τ</h2>",
         figure(
             "bounds",
-            f"Convergence bounds for {plan['max_rounds']} rounds against τ, each over its smallest value. Assumed: "
-            f"{plan['curves']['assumed']}. The paper's bound does not hold; (A) and (B) do.",
+            f"Convergence bounds against τ, each over its smallest value. Assumed: "
+            f"{plan['curves']['assumed']}. h and G are the paper's, and do not hold; (A) and (B) do.",
         ),
     ]
     return page("alidpfl: a plan", body, _charts(plan))
@@ -99,7 +97,7 @@ def _charts(plan: dict[str, Any]) -> dict[str, Any]:
         for name, steps in plan["max_steps"].items()
     ]
     bounds = [
-        {"name": _BOUND_NAMES[name], "points": points, "marks": _minimum(curves["best_steps"][name], points)}
+        {"name": BOUND_NAMES[name], "points": points, "marks": _minimum(curves["best_steps"][name], points)}
         for name, points in curves["bounds"].items()
     ]
     charts = {

@@ -8,6 +8,13 @@ from rich.text import Text
 
 from alidpfl.views.tables import rounded_up
 
+BOUND_NAMES = {
+    "h": "h of the paper, steps fixed",
+    "G": "G of the paper, rounds fixed",
+    "U (A)": "U of (A), rounds fixed",
+    "U (B)": "U of (B), rounds fixed",
+}
+
 _UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 _TIMES = (("d", 86400), ("h", 3600), ("min", 60))
 
@@ -49,14 +56,14 @@ def _accountants(plan: dict[str, Any]) -> Table:
 
 
 def _policies(plan: dict[str, Any]) -> Table:
-    head = ["policy", "τ", "rounds", "steps", "ε spent", "ends first", "unused"]
+    head = ["policy", "τ", "rounds", "steps", "ε spent", "left unused"]
     timed = plan["seconds"] is not None
     table = Table(*head, *(["time"] if timed else []), "traffic", title="How each policy would spend it")
     for name, row in plan["policies"].items():
         time = [duration(row["seconds"])] if timed else []
         epsilon = rounded_up(row["epsilon_spent"]) + ("" if row["covered"] else " *")
         counts = (steps_range(row), str(row["rounds"]), str(row["steps"]))
-        table.add_row(name, *counts, epsilon, row["ends_first"], unused(row), *time, size(row["bytes"]))
+        table.add_row(name, *counts, epsilon, unused(row), *time, size(row["bytes"]))
     if not all(row["covered"] for row in plan["policies"].values()):
         table.caption = "* looks at un-noised signals, which ε does not cover"
     return table

@@ -4,6 +4,11 @@
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const SIZE = {width: 720, height: 340, left: 58, right: 16, top: 16, bottom: 44};
+  // One unit is one pixel, so that text keeps its size on a phone.
+  const fit = (holder) => {
+    SIZE.width = Math.max(280, holder.clientWidth);
+    SIZE.height = Math.max(240, Math.min(360, 0.6 * SIZE.width));
+  };
 
   const element = (name, attributes, parent, text) => {
     const made = document.createElementNS(SVG, name);
@@ -44,6 +49,8 @@
   }
 
   function draw(holder, chart, hiddenNames) {
+    fit(holder);
+    const size = {...SIZE};
     const visible = chart.series.map((series, number) => ({...series, number})).filter((s) => !hiddenNames.has(s.name));
     const points = visible.flatMap((series) => series.points);
     holder.replaceChildren();
@@ -61,7 +68,7 @@
       element("text", {x: SIZE.width - SIZE.right, y: at - 6, "text-anchor": "end"}, svg, chart.limit.text);
     }
     for (const series of visible) line(svg, series, x, y);
-    hover(svg, holder, tip, visible, chart, x, y);
+    hover(svg, tip, size, visible, chart, x, y);
   }
   function axes(svg, chart, x, y) {
     const bottom = SIZE.height - SIZE.bottom;
@@ -83,16 +90,18 @@
         element("circle", {cx: x.place(point[0]), cy: y.place(point[1]), r: 3.5, fill: color(series.number)}, svg);
     for (const [markX, markY, text] of series.marks || []) {
       element("circle", {cx: x.place(markX), cy: y.place(markY), r: 6, fill: color(series.number), "data-mark": text}, svg);
-      element("text", {x: x.place(markX), y: y.place(markY) - 10, "text-anchor": "middle"}, svg, text);
+      // One line lower for each series: marks of neighbours must not write over one another.
+      const below = Math.min(y.place(markY) + 20 + 14 * series.number, SIZE.height - SIZE.bottom - 4);
+      element("text", {x: x.place(markX), y: below, "text-anchor": "middle", class: "mark"}, svg, text);
     }
   }
-  function hover(svg, holder, tip, visible, chart, x, y) {
+  function hover(svg, tip, size, visible, chart, x, y) {
     const dot = element("circle", {r: 6, class: "hovered", visibility: "hidden"}, svg);
     const places = visible.flatMap((series) => series.points.map((point) => ({series, point, at: [x.place(point[0]), y.place(point[1])]})));
     const leave = () => { tip.hidden = true; dot.setAttribute("visibility", "hidden"); };
     svg.addEventListener("pointermove", (event) => {
       const box = svg.getBoundingClientRect();
-      const px = ((event.clientX - box.left) / box.width) * SIZE.width, py = ((event.clientY - box.top) / box.height) * SIZE.height;
+      const px = ((event.clientX - box.left) / box.width) * size.width, py = ((event.clientY - box.top) / box.height) * size.height;
       const near = places.reduce((best, place) => {
         const distance = Math.hypot(place.at[0] - px, place.at[1] - py);
         return distance < best.distance ? {...place, distance} : best;
@@ -101,9 +110,9 @@
       dot.setAttribute("fill", color(near.series.number)); dot.setAttribute("visibility", "visible");
       tip.textContent = near.point[2] || `${near.series.name}\n${chart.x}: ${shown(near.point[0])}\n${chart.y}: ${shown(near.point[1])}`;
       tip.hidden = false;
-      const left = (near.at[0] / SIZE.width) * box.width, half = tip.offsetWidth / 2;
+      const left = (near.at[0] / size.width) * box.width, half = tip.offsetWidth / 2;
       tip.style.left = `${Math.min(Math.max(left, half), box.width - half)}px`;
-      tip.style.top = `${(near.at[1] / SIZE.height) * box.height}px`;
+      tip.style.top = `${(near.at[1] / size.height) * box.height}px`;
     });
     svg.addEventListener("pointerleave", leave);
   }
@@ -125,7 +134,10 @@
       box.appendChild(label);
     });
     if (chart.series.length > 1) figure.insertBefore(box, holder);
-    draw(holder, chart, hiddenNames);
+    let width = 0;
+    new ResizeObserver(() => {
+      if (holder.clientWidth !== width) { width = holder.clientWidth; draw(holder, chart, hiddenNames); }
+    }).observe(holder);
   }
 
   const charts = JSON.parse(document.getElementById("charts").textContent);

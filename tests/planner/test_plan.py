@@ -1,0 +1,154 @@
+"""The whole answer."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from alidpfl import Privacy, federate
+from alidpfl.errors import BudgetExceededError, ConfigError
+from alidpfl.planner import Wishes, make_plan
+from alidpfl.planner.course import Mechanism, courses
+from alidpfl.privacy import SampledGaussian, epsilon
+
+PAPER = Wishes(
+    epsilon=2.0,
+    delta=1e-5,
+    clients=10,
+    samples=60_000,
+    max_rounds=158,
+    sample_rate=0.015,
+    noise_multiplier=1.1,
+    num_params=582_026,
+    seconds_per_round=13.0,
+)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return make_plan(PAPER)
+
+
+def test_steps_by_each_accountant_are_the_known_ones(plan):
+    assert plan.max_steps == {"rdp-paper": 314, "rdp": 547, "pld": 716}
+
+
+def test_epsilon_if_rounds_or_steps_end_first(plan):
+    for name, steps in plan.max_steps.items():
+        for shown, count in ((plan.epsilon_if_rounds_end[name], 158), (plan.epsilon_if_steps_end[name], steps)):
+            cost = epsilon([SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=count)], 1e-5, name)
+            assert cost <= shown <= min(2.0, cost * 1.002)
+
+
+def test_every_policy_is_within_both_budgets_and_says_what_it_wastes(plan):
+    assert {p.policy for p in plan.policies} == {"ali", "corrected", "fixed", "paper", "ratio", "reference"}
+    for p in plan.policies:
+        assert p.steps <= 716
+        assert p.rounds <= 158
+        assert (p.unused_steps, p.unused_rounds) == (716 - p.steps, 158 - p.rounds)
+        assert (
+            p.ends_first
+            == {(True, True): "both", (True, False): "rounds", (False, True): "privacy"}[
+                p.unused_rounds == 0, p.unused_steps == 0
+            ]
+        )
+        assert p.seconds == 13.0 * p.rounds
+        assert p.bytes == p.rounds * 2 * 10 * 4 * 582_026
+        assert p.least_steps <= p.local_steps <= p.most_steps
+        assert p.covered == (p.policy not in ("paper", "reference"))
+        assert p.epsilon_spent + p.unused_epsilon == pytest.approx(2.0)
+
+
+def test_ratio_ends_both_budgets_together_and_fixed_cannot(plan):
+    ratio, fixed = plan.policy("ratio"), plan.policy("fixed")
+    assert (ratio.rounds, ratio.steps, ratio.ends_first) == (158, 716, "both")
+    assert (ratio.least_steps, ratio.most_steps) == (4, 5)
+    assert (fixed.local_steps, fixed.steps, fixed.unused_steps) == (4, 632, 84)
+
+
+def test_more_rounds_than_steps_leaves_rounds_unused():
+    found = make_plan(replace(PAPER, max_rounds=1000))
+    ratio = found.policy("ratio")
+    assert (ratio.local_steps, ratio.rounds, ratio.unused_rounds, ratio.ends_first) == (1, 716, 284, "privacy")
+    assert found.epsilon_if_rounds_end["pld"] == math.inf
+
+
+def test_the_document_is_json_with_what_was_promised(plan):
+    document = json.loads(json.dumps(plan.to_json(), allow_nan=False))
+    assert document["max_steps"] == {"rdp-paper": 314, "rdp": 547, "pld": 716}
+    assert set(document["local_steps"]) == {"ali", "corrected", "fixed", "paper", "ratio", "reference"}
+    assert all(isinstance(steps, int) for steps in document["local_steps"].values())
+    assert 1.99 < document["epsilon_spent"] <= 2.0
+    assert document["seconds"] == 158 * 13
+    assert document["bytes"] == 158 * 46_562_080
+    assert document["pareto"] == []
+    assert document["curves"]["epsilon"]["pld"][-1][0] > 716
+
+
+def test_a_searched_plan_has_a_front_with_one_recommended():
+    found = make_plan(Wishes(epsilon=4.0, delta=1e-5, clients=5, samples=5_000, max_rounds=20, max_epochs=5.0))
+    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    chosen = [row for row in document["pareto"] if row["recommended"]]
+    assert len(chosen) == 1
+    assert chosen[0]["sample_rate"] == document["sample_rate"]
+    assert chosen[0]["noise_multiplier"] == document["noise_multiplier"]
+    assert document["max_steps"]["pld"] >= chosen[0]["steps"]
+
+
+def test_the_course_is_what_training_does():
+    """The planner asks the same policies as the loop: their τ agree round by round."""
+    clients = [(torch.randn(100, 5), torch.randint(2, (100,))) for _ in range(2)]
+    privacy = Privacy(epsilon=2.0, delta=1e-3, sample_rate=0.2, noise_multiplier=2.0)
+    wishes = Wishes(epsilon=2.0, delta=1e-3, clients=2, samples=200, max_rounds=9, num_params=12)
+    for policy in ("ratio", "ali", "corrected"):
+        with federate(
+            torch.nn.Linear(5, 2), clients, privacy=privacy, max_rounds=9, learning_rate=0.1, policy=policy, seed=1
+        ) as federation:
+            ran = [record.local_steps for record in federation if "ratio" in record.why]
+            every = federation.training.progress.local_steps
+        mechanism = Mechanism(sample_rate=0.2, noise_multiplier=2.0, max_steps=every, max_rounds=9)
+        planned = {course.policy: course for course in courses(wishes, mechanism)}[policy]
+        if policy == "ratio":
+            assert list(planned.local_steps) == ran
+        assert sum(planned.local_steps) == every
+
+
+@pytest.mark.parametrize("max_rounds", [1, 7, 158])
+@pytest.mark.parametrize("max_steps", [1, 158, 4321])
+def test_no_policy_ever_plans_past_a_budget(max_rounds, max_steps):
+    wishes = replace(PAPER, max_rounds=max_rounds, curvature=0.01)
+    mechanism = Mechanism(sample_rate=0.015, noise_multiplier=1.1, max_steps=max_steps, max_rounds=max_rounds)
+    for course in courses(wishes, mechanism):
+        assert sum(course.local_steps) <= max_steps
+        assert 1 <= len(course.local_steps) <= max_rounds
+        assert min(course.local_steps) >= 1
+
+
+def test_a_budget_for_less_than_a_step_says_which_noise_would_do():
+    with pytest.raises(BudgetExceededError) as error:
+        make_plan(replace(PAPER, epsilon=0.01))
+    told = str(error.value)
+    needed = float(re.search(r"noise_multiplier=([\d.]+) pays", told)[1])
+    cost = epsilon([SampledGaussian(sample_rate=0.015, noise_multiplier=needed, steps=158)], 1e-5)
+    assert cost <= 0.01
+    assert "raise epsilon to 0.2305" in told
+
+
+def test_what_is_wrong_is_noted():
+    bad = replace(PAPER, delta=1e-3, smallest_client=10, samples=60_000)
+    notes = " ".join(make_plan(bad).notes)
+    assert "expects 0.15 records a batch" in notes
+    assert "no curvature is known" in notes
+    assert "delta" not in notes  # 1e-3 is below 1/10
+    assert "would allow one of its records" in " ".join(make_plan(replace(bad, delta=0.2)).notes)
+    hopeless = make_plan(replace(PAPER, samples=200, sample_rate=0.1, noise_multiplier=4.0))
+    assert "would drown in the noise" in " ".join(hopeless.notes)
+    assert "no curvature" not in " ".join(make_plan(replace(PAPER, curvature=0.1)).notes)
+
+
+def test_an_unknown_accountant_gets_the_nearest():
+    with pytest.raises(ConfigError, match="pld"):
+        make_plan(replace(PAPER, accountant="plt"))

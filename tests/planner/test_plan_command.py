@@ -1,0 +1,129 @@
+"""`alidpfl plan` as a user runs it."""
+
+import json
+
+import pytest
+
+from tests.planner.conftest import SEARCH
+
+PAPER = ("--sample-rate", "0.015", "--noise-multiplier", "1.1", "--model", "cnn")
+
+
+def test_the_papers_setting_in_json(alidpfl):
+    wishes = ("--epsilon", "2", "--delta", "1e-5", "--clients", "10", "--samples", "60000", "--max-rounds", "158")
+    limits = ("--time-limit", "2h", "--seconds-per-round", "13", "--traffic-limit", "5GB")
+    done = alidpfl("plan", *wishes, *PAPER, *limits, "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["max_steps"] == {"rdp-paper": 314, "rdp": 547, "pld": 716}
+    assert plan["max_rounds"] == 107  # 5 GB carry that many
+    assert plan["rounds_limited_by"] == "traffic_limit"
+    assert plan["seconds"] == 107 * 13
+    assert plan["bytes"] == 107 * 46_562_080
+    assert set(plan["local_steps"]) == {"ali", "corrected", "fixed", "paper", "ratio", "reference"}
+    assert plan["epsilon_spent"] <= 2.0
+
+
+def test_the_tables_fit_eighty_columns_and_say_it_all(alidpfl, searched):
+    done = alidpfl("plan", *SEARCH)
+    assert done.returncode == 0, done.stderr
+    tables = [line for line in done.stdout.splitlines() if line.startswith(("┃", "│", "┏", "└"))]
+    assert max(map(len, tables)) <= 80
+    for word in (
+        "rdp-paper",
+        "pld",
+        "ratio",
+        "corrected",
+        "recommended",
+        "signal-to-noise",
+        "unused",
+        "does not cover",
+    ):
+        assert word in done.stdout
+    assert f"q = {searched['sample_rate']:g}, σ = {searched['noise_multiplier']:g} (recommended)" in done.stdout
+
+
+def test_what_was_asked_before_is_answered_without_the_accountants(alidpfl, searched, tmp_path):
+    """A second plan must not even load them: that is what makes it quick."""
+    blocker = tmp_path / "dp_accounting.py"
+    blocker.write_text("raise RuntimeError('loaded')")
+    done = alidpfl("plan", *SEARCH, "--json", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == searched
+    anew = alidpfl("plan", *SEARCH, "--epsilon", "5", "--json", PYTHONPATH=str(tmp_path))
+    assert anew.returncode != 0  # the blocker does block
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        (("--max-rounds", "0"), "one round is the least"),
+        (("--epsilon", "0.01", *PAPER), "raise epsilon to 0.2305 or more"),
+        (("--traffic-limit", "1MB", "--model", "cnn"), "46,562,080 bytes carries one round"),
+        (("--time-limit", "10s", "--seconds-per-round", "13"), "possible from 13 s on"),
+        (("--time-limit", "soon", "--seconds-per-round", "13"), "time_limit='soon' must be a duration"),
+        (("--model", "cnm"), "did you mean 'cnn'"),
+        (("--accountant", "pdl"), "pld"),
+        (("--epsilon", "-1"), "epsilon=-1"),
+        (("--plot", "plan.jpg", *SEARCH), "extension must be .png or .svg"),
+    ],
+)
+def test_impossible_wishes_get_an_answer(alidpfl, searched, wish, says):
+    done = alidpfl("plan", *wish)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_pictures_are_drawn_and_repeatable(alidpfl, searched, tmp_path):
+    for name in ("one.svg", "two.svg", "three.png"):
+        assert alidpfl("plan", *SEARCH, "--plot", tmp_path / name).returncode == 0
+    drawn = (tmp_path / "one.svg").read_bytes()
+    assert drawn == (tmp_path / "two.svg").read_bytes()
+    assert b"<svg" in drawn
+    assert (tmp_path / "three.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_run_uses_the_plan(alidpfl, tmp_path):
+    few = ("--set", "data.name=synthetic", "--set", "data.clients=3", "--set", "model.name=linear")
+    rest = ("--set", "federation.max_rounds=30", "--set", "privacy.epsilon=4", "--set", "run.processes=1")
+    done = alidpfl("run", *few, *rest, "--plan", "auto", "--max-epochs", "6", "--json", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["steps"] >= 100  # as the planner asks for
+    assert 3.8 < outcome["epsilon"] <= 4.0
+    assert outcome["stop_reason"] in ("max_rounds", "budget")
+    kept = (tmp_path / "run" / "config.toml").read_text()
+    assert f"noise_multiplier = {outcome['noise_multiplier']}" in kept
+    assert f"σ = {outcome['noise_multiplier']:g}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--plan", "manual"), "only auto is known"),
+        (("--max-epochs", "5"), "limits --plan auto"),
+        (("--plan", "auto", "--set", "privacy.max_steps=5"), "privacy.max_steps=5 is for --plan auto to choose"),
+        (
+            ("--plan", "auto", "--set", "privacy.sample_rate=0.1", "--set", "privacy.noise_multiplier=2"),
+            "both set; leave one out",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(alidpfl, tmp_path, options, says):
+    done = alidpfl(
+        "run", "--set", "data.name=synthetic", "--set", "model.name=linear", *options, "--out", tmp_path / "r"
+    )
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_decided_rate_stays(alidpfl, tmp_path):
+    few = ("--set", "data.name=synthetic", "--set", "data.clients=3", "--set", "model.name=linear")
+    rest = ("--set", "federation.max_rounds=2", "--set", "privacy.sample_rate=0.11", "--set", "run.processes=1")
+    done = alidpfl("run", *few, *rest, "--plan", "auto", "--json", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "sample_rate = 0.11" in (tmp_path / "run" / "config.toml").read_text()
+    assert "q = 0.11" in done.stderr
