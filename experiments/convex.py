@@ -6,6 +6,7 @@ bounds and `python -m experiments.bounds` use it.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -19,11 +20,21 @@ Floats = NDArray[np.float64]
 class Clients(Protocol):
     """Whose data: everything that the bounds ask for, exactly."""
 
-    present: NDArray[np.bool_]
-    """(clients, samples): False pads clients that hold fewer."""
-    smoothness: float
-    strong_convexity: float
-    optimum: Floats
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        """(clients, samples): False pads clients that hold fewer."""
+
+    @property
+    def smoothness(self) -> float:
+        """L."""
+
+    @property
+    def strong_convexity(self) -> float:
+        """μ."""
+
+    @property
+    def optimum(self) -> Floats:
+        """w*."""
 
     def sample_gradients(self, points: Floats) -> Floats:
         """(R, N, d) or (R, 1, d) to (R, N, n, d)."""
@@ -52,7 +63,7 @@ class Quadratics:
         """μ: the smallest."""
         return float(np.linalg.eigvalsh(self.hessians).min())
 
-    @property
+    @cached_property
     def means(self) -> Floats:
         """Where each F_i is smallest: (N, d)."""
         return (self.centres * self.present[..., None]).sum(1) / self.present.sum(1)[:, None]
@@ -65,12 +76,19 @@ class Quadratics:
 
     def sample_gradients(self, points: Floats) -> Floats:
         """H_i (w_i − a_j)."""
-        offset = np.einsum("ide,ije->ijd", self.hessians, self.centres)
-        return self._times_hessian(points)[:, :, None, :] - offset
+        return self._times_hessian(points)[:, :, None, :] - self._pulls
 
     def client_gradients(self, points: Floats) -> Floats:
         """H_i (w_i − ā_i)."""
-        return self._times_hessian(points) - np.einsum("ide,ie->id", self.hessians, self.means)
+        return self._times_hessian(points) - self._mean_pulls
+
+    @cached_property
+    def _pulls(self) -> Floats:
+        return np.einsum("ide,ije->ijd", self.hessians, self.centres)
+
+    @cached_property
+    def _mean_pulls(self) -> Floats:
+        return np.einsum("ide,ie->id", self.hessians, self.means)
 
     def _times_hessian(self, points: Floats) -> Floats:
         return np.matmul(self.hessians, points[..., None])[..., 0]
@@ -166,7 +184,7 @@ def simulate(
         local = np.repeat(average[:, None, :], len(share), axis=1)
         for _ in range(local_steps):
             gradients = clients.sample_gradients(local)
-            exceeds = (np.linalg.norm(gradients, axis=-1) > training.clip_norm) & clients.present
+            exceeds = (np.einsum("rijd,rijd->rij", gradients, gradients) > training.clip_norm**2) & clients.present
             counted &= ~exceeds.any((1, 2))
             spread = max(spread, float((counted * _disagreement(clients, average, share)).mean()))
             local = local - training.learning_rate * _noised(gradients, clients.present, training, random)

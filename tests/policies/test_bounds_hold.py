@@ -10,9 +10,9 @@ from functools import cache
 
 import numpy as np
 import pytest
+from experiments.convex import Clients, Kinked, Outcome, Quadratics, Training, described, random_case, simulate
 
 from alidpfl.policies import Bound, Problem, bound_a, bound_b
-from experiments.convex import Clients, Kinked, Outcome, Quadratics, Training, described, random_case, simulate
 
 BOUNDS = {"A": bound_a, "B": bound_b}
 
@@ -29,7 +29,9 @@ class Cell:
         return least > bound.value(self.local_steps)
 
 
-def cell(clients: Clients, training: Training, rounds: int, local_steps: int, repetitions: int, seed: int = 0) -> Cell:
+def cell(
+    clients: Clients, training: Training, *, rounds: int, local_steps: int, repetitions: int, seed: int = 0
+) -> Cell:
     outcome = simulate(
         clients,
         training,
@@ -49,7 +51,7 @@ def test_both_hold_on_random_quadratics():
         clients, training = random_case(random)
         rounds = (4, 8, 12)[seed % 3]
         for local_steps in (1, 2, 3, 5, 8, 12):
-            found = cell(clients, training, rounds, local_steps, 100, seed)
+            found = cell(clients, training, rounds=rounds, local_steps=local_steps, repetitions=150, seed=seed)
             unclipped.append(found.outcome.unclipped)
             for name, make in BOUNDS.items():
                 bound = make(found.problem)
@@ -107,14 +109,14 @@ def drift() -> Cell:
 
 
 def noise_drift() -> Cell:
-    """150 clients, so that noise averages out; what it does to each local model on a kinked loss does not."""
-    dimensions, eta, local_steps = 100, 0.015, 9
+    """200 clients, so that noise averages out; what it does to each local model on a kinked loss does not."""
+    dimensions, eta, local_steps = 80, 0.012, 9
     clip = eta * math.sqrt(1.2 * (local_steps - 1) * dimensions)
     training = Training(
         learning_rate=eta, sample_rate=1.0, clip_norm=clip, noise_multiplier=1 / clip, start=np.zeros(dimensions)
     )
-    clients = Kinked(clients=150, dimensions=dimensions, smoothness=1.0, strong_convexity=0.2)
-    return cell(clients, training, rounds=90, local_steps=local_steps, repetitions=6)
+    clients = Kinked(clients=200, dimensions=dimensions, smoothness=1.0, strong_convexity=0.2)
+    return cell(clients, training, rounds=140, local_steps=local_steps, repetitions=4)
 
 
 @pytest.mark.parametrize("name", ["start", "noise", "sampling", "drift", "noise drift"])
