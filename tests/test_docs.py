@@ -21,7 +21,7 @@ MODULES = [
 ]
 PROGRAMS = [
     (document, code)
-    for document in ("README.md", "docs/python.md")
+    for document in ("README.md", "docs/python.md", "docs/theory.md")
     for code in re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 ]
 
@@ -51,7 +51,7 @@ def test_the_programs_in_the_documents_run(document, code, tmp_path):
 
 
 def test_there_are_programs_to_run():
-    assert len(PROGRAMS) == 4
+    assert len(PROGRAMS) == 7
 
 
 def test_the_reference_of_settings_is_that_of_the_program():

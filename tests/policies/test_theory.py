@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from alidpfl.errors import ConfigError
@@ -120,6 +122,99 @@ def test_more_to_learn_asks_for_more_steps_and_more_drift_for_fewer():
 def test_outside_its_conditions_a_bound_is_refused(make, change):
     with pytest.raises(ConfigError, match="must be"):
         make(replace(PROBLEM, **change))
+
+
+def powers_of_ten(low, high):
+    return st.floats(low, high).map(lambda exponent: 10**exponent)
+
+
+PAPER_BOUNDS = st.builds(
+    paper_bound,
+    curvature=powers_of_ten(-2, 2),
+    heterogeneity=st.floats(0, 20),
+    clip_norm=powers_of_ten(-1, 1),
+    noise_power=powers_of_ten(-3, 4),
+    total_steps=st.integers(1, 4000),
+)
+
+
+@given(bound=PAPER_BOUNDS, distance=powers_of_ten(-2, 4))
+@settings(max_examples=200, deadline=None)
+def test_lemma_2_is_where_g_is_smallest(bound, distance):
+    best = bound.best_at_fixed_rounds
+
+    def g(log):
+        return bound.at_fixed_rounds(math.exp(log), rounds=50, smoothness=2.0, distance=0.0)
+
+    found = minimize_scalar(g, bounds=(-1, math.log(best) + 3), method="bounded", options={"xatol": 1e-10})
+    assert math.exp(found.x) == pytest.approx(best, rel=1e-5)
+    for other in (0.9, 1.1):  # whatever Δ₁ is, which only lifts G
+        assert bound.at_fixed_rounds(best, rounds=50, smoothness=2.0, distance=distance) < bound.at_fixed_rounds(
+            best * other, rounds=50, smoothness=2.0, distance=distance
+        )
+
+
+@given(bound=PAPER_BOUNDS, distance=powers_of_ten(-2, 4))
+@settings(max_examples=200, deadline=None)
+def test_lemma_1_h_turns_at_its_vertex_and_is_smallest_at_one(bound, distance):
+    def h(local_steps):
+        return bound.at_fixed_steps(local_steps, total_steps=200, smoothness=2.0, distance=distance)
+
+    turn = bound.vertex(distance=distance)
+    assert turn < 1
+    for away in (0.5, 3.0):
+        assert h(turn + away) == pytest.approx(h(turn - away), rel=1e-9, abs=1e-9 * h(1))
+        assert h(turn + away) > h(turn)
+    rising = [h(1 + step) for step in (0, 0.01, 0.5, 4, 300)]
+    assert rising == sorted(set(rising))
+    assert bound.best_at_fixed_steps == 1
+
+
+PROBLEMS = st.builds(
+    lambda ratio, step, **others: replace(PROBLEM, strong_convexity=ratio, learning_rate=step, **others),
+    powers_of_ten(-3, 0),
+    st.floats(0.01, 0.5),
+    rounds=st.integers(1, 300),
+    noise_power=powers_of_ten(-3, 3),
+    sample_rate=st.floats(0.01, 1),
+    weight_concentration=st.floats(0.05, 1),
+    initial_distance=powers_of_ten(-1, 2),
+    dissimilarity=st.floats(0, 2),
+)
+
+
+@pytest.mark.parametrize("make", [bound_a, bound_b])
+@given(problem=PROBLEMS)
+@settings(max_examples=100, deadline=None)
+def test_minimisers_of_any_problem(make, problem):
+    bound = make(problem)
+    best, whole = bound.best_real(), bound.best()
+    tried = [bound.value(t) for t in (*range(1, 60), 1e6)]
+    assert bound.value(whole) <= min(tried) * (1 + 1e-12)
+    if math.isfinite(best):
+        assert abs(whole - best) < 1
+        around = [bound.value(max(1.0, best * (1 + move))) for move in (-0.3, -0.01, 0.01, 0.3)]
+        assert bound.value(best) <= min(around) * (1 + 1e-12)
+
+
+def test_equal_curvature_has_no_drift_in_a_so_more_steps_never_hurt():
+    assert bound_a(replace(PROBLEM, strong_convexity=1.0, learning_rate=0.25, rounds=1)).best_real() == math.inf
+
+
+@pytest.mark.parametrize("make", [bound_a, bound_b])
+def test_with_both_budgets_the_best_is_the_smaller_of_optimum_and_even_pace(make):
+    """K = min(R_s, R_c/τ): up to the even pace U falls towards τ*, beyond it T is fixed and U rises."""
+    held, free = 0, 0
+    for problem in problems():
+        pace, grid = 3.0, np.linspace(1, 20, 381)
+        bounds = [make(replace(problem, rounds=problem.rounds * min(1.0, pace / t))).value(t) for t in grid]
+        expected = min(make(problem).best_real(), pace)
+        assert make(problem).value(expected) <= min(bounds) * (1 + 1e-12)
+        after = [value for t, value in zip(grid, bounds, strict=True) if t >= pace]
+        assert after == sorted(after)
+        held, free = held + (expected == pace), free + (1 < expected < pace)
+    assert held >= 3
+    assert free >= 3
 
 
 def test_theorem_1_and_both_lemmas():

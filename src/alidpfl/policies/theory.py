@@ -1,5 +1,7 @@
 """The convergence bounds and where they are smallest: the paper's (Theorem 1, Lemma 2) and two that hold, (A) and (B).
 
+docs/theory.md has the proofs, the paper's errors, and how loose the bounds are.
+
 Glossary: τ `local_steps`, T `total_steps`, K `rounds`, C `clip_norm`, V `noise_power`, v the variance of one gradient,
 B `batch_size`, μ `strong_convexity` (the paper's, in Lemma 2, `curvature`), L `smoothness`, Γ `heterogeneity`,
 ζ `dissimilarity`, Δ₀ and Δ₁ a squared distance to the optimum.
@@ -56,7 +58,7 @@ def lemma2_optimum(
 
 @dataclass(frozen=True, kw_only=True)
 class PaperBound:
-    """Theorem 1, as printed. It does not hold (see algorithm.md); kept to reproduce and to plot.
+    """Theorem 1, as printed. It does not hold (docs/theory.md); kept to reproduce and to plot.
 
     h(τ) = L/(2T) · [aτ² + (Δ₁ − 2a)τ + a + e] for T steps in all, and, with T = Kτ,
     G(τ) = L/(2K) · [aτ + Δ₁ − 2a + (a + e)/τ] for K rounds.
@@ -77,9 +79,17 @@ class PaperBound:
         a = self.drift
         return smoothness / (2 * rounds) * (a * local_steps + distance - 2 * a + (a + self.rest) / local_steps)
 
+    def vertex(self, *, distance: float) -> float:
+        """τ₀ = 1 − Δ₁/(2a), where the parabola h turns; `distance` is Δ₁. Never above 1.
+
+        >>> paper_bound(curvature=1, heterogeneity=0, clip_norm=1, noise_power=1, total_steps=1).vertex(distance=6)
+        0.5
+        """
+        return 1.0 - distance / (2 * self.drift)
+
     @property
     def best_at_fixed_steps(self) -> float:
-        """Lemma 1: h rises from τ = 1 on, since its vertex 1 − Δ₁/(2a) is not above 1."""
+        """Lemma 1: on τ >= 1 h is smallest at 1, since τ₀ is not above 1."""
         return 1.0
 
     @property
@@ -190,7 +200,7 @@ class Bound:
 
         if not self.slope(1.0) < 0:
             return 1.0
-        if self.slope(float(MOST_LOCAL_STEPS)) < 0:
+        if self.slope(float(MOST_LOCAL_STEPS)) <= 0:  # 0 where L = μ: nothing rises, and what falls has underflowed
             return math.inf
         return float(brentq(self.slope, 1.0, float(MOST_LOCAL_STEPS), xtol=1e-10))
 
