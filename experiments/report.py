@@ -5,6 +5,10 @@ from pathlib import Path
 
 from stored import lines
 
+from alidpfl.planner import Wishes
+from alidpfl.planner.search import signal_to_noise
+from alidpfl.privacy import PrivacyBudget, noise_multiplier_bound
+
 ROOT = Path(__file__).parent.parent
 
 HEAD = """# Results
@@ -31,6 +35,35 @@ POLICIES = """## Which policy wins where
 Paired seeds: in a row of the comparison all policies have the same split, first weights, batches and noise
 (`python experiments/compare_policies.py`). "Wins" counts the seeds in which the policy beats `ratio + late decay`.
 """
+
+
+PLANNER = """## The planner's measure
+
+At equal (ε = 2, δ = 1e-5), and equal compute where the epochs are equal: is more signal-to-noise (as `alidpfl plan`
+computes it) more accuracy? On held-out training data, best of the step sizes tried, one seed (100); settings in
+experiments/planner.
+"""
+
+
+def planner(name: str, *, samples: int, num_params: int, max_rounds: int = 0) -> str:
+    """One table: rounds, τ, q, compute, signal-to-noise, accuracy at the best step size."""
+    best: dict[tuple, dict] = {}
+    for line in lines(ROOT / f"results/planner/{name}.jsonl"):
+        point = line["point"]
+        rounds = point.get("federation.max_rounds", max_rounds)
+        key = (rounds, point["privacy.max_steps"], point["privacy.sample_rate"])
+        if key not in best or line["validation_accuracy"] > best[key]["validation_accuracy"]:
+            best[key] = line
+    head = ["rounds", "τ", "q", "epochs", "signal-to-noise", "η", "accuracy"]
+    rows = [f"### {name}\n", f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    budget = PrivacyBudget(epsilon=2.0, delta=1e-5)
+    for (rounds, steps, rate), line in sorted(best.items(), key=lambda item: item[0][:2]):
+        wishes = Wishes(epsilon=2.0, delta=1e-5, clients=10, samples=samples, max_rounds=rounds, num_params=num_params)
+        ratio = signal_to_noise(wishes, rate, noise_multiplier_bound(budget, rate, steps), steps)
+        cells = [str(rounds), f"{steps // rounds}", f"{rate:.4g}", f"{rate * steps:.3g}", f"{ratio:.1f}"]
+        accuracy = f"{line['validation_accuracy']:.2f} %"
+        rows.append(f"| {' | '.join([*cells, str(line['point']['method.learning_rate']), accuracy])} |")
+    return "\n".join(rows) + "\n"
 
 
 def tuning(name: str) -> str:
@@ -87,8 +120,12 @@ def report() -> str:
     """The page."""
     searched = [tuning(path.stem) for path in sorted((ROOT / "results/tuning").glob("*.jsonl"))]
     compared = [policies(path.stem) for path in sorted((ROOT / "results/policies").glob("*.jsonl"))]
+    planned = [
+        planner("fashion-mnist", samples=54_000, num_params=7_850),
+        planner("strokes", samples=57_000, num_params=26_010, max_rounds=50),
+    ]
     notes = (ROOT / "experiments/notes.md").read_text()
-    return "\n".join([HEAD, FINAL, final(), POLICIES, *compared, notes, TUNING, *searched])
+    return "\n".join([HEAD, FINAL, final(), POLICIES, *compared, notes, PLANNER, *planned, TUNING, *searched])
 
 
 if __name__ == "__main__":

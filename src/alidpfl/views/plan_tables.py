@@ -56,7 +56,7 @@ def _accountants(plan: dict[str, Any]) -> Table:
 
 
 def _policies(plan: dict[str, Any]) -> Table:
-    head = ["policy", "τ", "rounds", "steps", "ε spent", "left unused"]
+    head = ["policy", "τ", "rounds", "steps", "ε spent", "unused"]
     timed = plan["seconds"] is not None
     table = Table(*head, *(["time"] if timed else []), "traffic", title="How each policy would spend it")
     for name, row in plan["policies"].items():
@@ -118,9 +118,9 @@ def duration(seconds: float) -> str:
     """Seconds as people say them.
 
     >>> duration(2054), duration(40)
-    ('34.2 min', '40 s')
+    ('34 min', '40 s')
     """
     for unit, scale in _TIMES:
         if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
+            return f"{seconds / scale:.2g} {unit}" if seconds < 100 * scale else f"{seconds / scale:.0f} {unit}"
     return f"{seconds:.3g} s"
