@@ -1,0 +1,167 @@
+"""The commands `reproduce` and `tables`: the paper's tables, ours beside theirs."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+from alidpfl.errors import ConfigError
+from alidpfl.quantities import as_seconds
+
+if TYPE_CHECKING:
+    from alidpfl.reproduction.grid import Cell, Grid
+    from alidpfl.reproduction.results import Results
+    from alidpfl.reproduction.run import Tally
+
+_EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
+
+_MOST_SEEDS = 10
+
+_Name = Annotated[
+    str, typer.Argument(help="small, medium, large, heterogeneity (Tables I to IV), or a .toml of your own.")
+]
+_Datasets = Annotated[str, typer.Option(help="Only these, such as mnist,fashion_mnist.")]
+_Methods = Annotated[str, typer.Option(help="Only these, such as ali_dpfl,ours:ratio.")]
+_Columns = Annotated[str, typer.Option("--cells", help="Only these columns, such as 'R_s = R_c/2'.")]
+_Accountants = Annotated[str, typer.Option(help="Only these, such as pld.")]
+_Seeds = Annotated[int, typer.Option(help="Seeds 0, 1, ... of every cell.")]
+_Store = Annotated[Path, typer.Option(help="Folder of the results: results.sqlite, and JSON lines to commit.")]
+
+
+def reproduce(  # noqa: PLR0917 - they are options
+    name: _Name,
+    datasets: _Datasets = "",
+    methods: _Methods = "",
+    columns: _Columns = "",
+    accountants: _Accountants = "",
+    seeds: _Seeds = 1,
+    jobs: Annotated[int, typer.Option(help="Cells at a time.")] = 1,
+    limit: Annotated[str | None, typer.Option(help="Stop after, such as 2h; what was begun goes on next time.")] = None,
+    store: _Store = Path("results"),
+) -> None:
+    """Run the cells of a table of the paper that have no result yet. Stop it at will: it goes on where it was.
+
+    Example: alidpfl reproduce small --datasets mnist,fashion_mnist --seeds 3 --jobs 2 --limit 2h
+    """
+    from alidpfl.reproduction.run import reproduce as run_all
+
+    chosen = _chosen(datasets, methods, columns, accountants)
+    grid, cells, results = _opened(name, chosen, seeds, store)
+    screen = _Screen(on_finished=lambda: _write(grid, results, store))
+    try:
+        with screen.progress:
+            tally = run_all(
+                cells,
+                results,
+                store / "runs",
+                jobs=jobs,
+                limit=_seconds(limit),
+                on_progress=screen.show,
+            )
+    except KeyboardInterrupt:
+        _write(grid, results, store)
+        typer.echo("alidpfl: stopped; the same command goes on", err=True)
+        raise typer.Exit(_EXIT_INTERRUPTED) from None
+    _write(grid, results, store)
+    _conclude(tally)
+
+
+def tables(  # noqa: PLR0917 - they are options
+    name: _Name,
+    datasets: _Datasets = "",
+    methods: _Methods = "",
+    columns: _Columns = "",
+    accountants: _Accountants = "",
+    seeds: _Seeds = _MOST_SEEDS,
+    store: _Store = Path("results"),
+    form: Annotated[str, typer.Option("--format", help="markdown, latex or csv.")] = "markdown",
+) -> None:
+    """Ours beside the paper's: mean ± sd over seeds, n and the difference, of what has been run so far.
+
+    Example: alidpfl tables small --datasets mnist --format csv
+    """
+    from alidpfl.policies.lookup import named
+    from alidpfl.reproduction.tables import FORMATS, make_table
+
+    render = named("format", form, FORMATS)
+    grid, cells, results = _opened(name, _chosen(datasets, methods, columns, accountants), seeds, store)
+    typer.echo(render(make_table(grid, cells, results)), nl=False)
+
+
+def _chosen(datasets: str, methods: str, columns: str, accountants: str) -> dict[str, list[str]]:
+    wanted = {"datasets": datasets, "methods": methods, "columns": columns, "accountants": accountants}
+    return {key: [part.strip() for part in text.split(",") if part.strip()] for key, text in wanted.items()}
+
+
+def _opened(name: str, chosen: dict[str, list[str]], seeds: int, store: Path) -> "tuple[Grid, list[Cell], Results]":
+    if seeds < 1:
+        raise ConfigError(f"seeds={seeds} must be at least 1")
+    from alidpfl.reproduction.grid import cells, load_grid
+    from alidpfl.reproduction.results import Results
+
+    grid = load_grid(name)
+    listed = list(cells(grid, seeds=seeds, **chosen))
+    results = Results(store / "results.sqlite")
+    results.read_lines(_lines_of(grid, store))
+    return grid, listed, results
+
+
+def _lines_of(grid: "Grid", store: Path) -> Path:
+    return store / f"{grid.name}.jsonl"
+
+
+def _write(grid: "Grid", results: "Results", store: Path) -> None:
+    from alidpfl.reproduction.grid import cells
+
+    results.write_lines(_lines_of(grid, store), {cell.key for cell in cells(grid, seeds=_MOST_SEEDS)})
+
+
+def _seconds(limit: str | None) -> Any:
+    try:
+        return None if limit is None else as_seconds(limit)
+    except ValueError as error:
+        raise ConfigError(f"limit={limit!r} {error}") from None
+
+
+def _conclude(tally: "Tally") -> None:
+    for label, error in tally.failed.items():
+        typer.echo(f"alidpfl: {label}: {error}", err=True)
+    left = tally.total - tally.stored - tally.finished - len(tally.failed)
+    then = "; the same command goes on" if left else ""
+    typer.echo(
+        f"{tally.finished} cells run, {tally.stored} were there, {len(tally.failed)} failed, {left} left{then}",
+        err=True,
+    )
+    if tally.failed:
+        raise typer.Exit(_EXIT_FAILED)
+
+
+class _Screen:
+    """Total progress and time left; on a pipe a line for each finished cell."""
+
+    def __init__(self, on_finished: Callable[[], None]) -> None:
+        self._on_finished, self._finished = on_finished, 0
+        console = Console(stderr=True)
+        columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        self._is_terminal = console.is_terminal
+        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self.progress.add_task("loading", total=None)
+        self._told = 0
+
+    def show(self, tally: "Tally", running: "Sequence[Cell]") -> None:
+        """How far it is; whatever is finished is put away first."""
+        if tally.finished > self._finished:
+            self._finished = tally.finished
+            self._on_finished()
+        from alidpfl.views.plan_tables import duration
+
+        left = "" if tally.seconds_left is None else f"{duration(tally.seconds_left)} left; "
+        done = tally.stored + tally.finished + len(tally.failed)
+        now = " | ".join(cell.label for cell in running)
+        self.progress.update(self._task, total=tally.total, completed=done, description=left + now)
+        if not self._is_terminal and done > self._told:
+            self._told = done
+            typer.echo(f"{done} of {tally.total} cells; {left}{now}", err=True)

@@ -1,0 +1,1 @@
+"""The paper, reproduced: its tables as grids, runs that can be continued for days, ours beside theirs."""

@@ -1,0 +1,174 @@
+"""A table of the paper as a file: what every run has in common, and what changes by column, method and data set."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from alidpfl.errors import ConfigError
+from alidpfl.policies.lookup import named
+from alidpfl.runs import Config, load_config
+
+NAMES = ("small", "medium", "large", "heterogeneity")
+"""The grids that ship: Tables I to IV."""
+
+_FREE = ("processes", "device", "evaluate_every")  # of [run]: no final accuracy depends on them
+Settings = dict[str, Any]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Column(_Part):
+    """One column of the table."""
+
+    name: str
+    match: dict[str, str] = Field(default_factory=dict)
+    """What the paper's cell is found by."""
+    settings: Settings
+
+
+class Method(_Part):
+    """One row of the table."""
+
+    name: str
+    settings: Settings
+    accountants: tuple[str, ...] | None = None
+    """None for those of the grid."""
+
+
+class Grid(_Part):
+    """A whole table."""
+
+    name: str
+    title: str
+    datasets: Annotated[tuple[str, ...], Field(min_length=1)]
+    accountants: tuple[str, ...] = ("rdp-paper", "pld")
+    settings: Settings = Field(default_factory=dict)
+    columns: Annotated[tuple[Column, ...], Field(min_length=1)]
+    methods: Annotated[tuple[Method, ...], Field(min_length=1)]
+    tuned: dict[str, Settings] = Field(default_factory=dict)
+    """By data set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of a grid."""
+
+    grid: str
+    dataset: str
+    column: str
+    method: str
+    accountant: str
+    seed: int
+    settings: tuple[tuple[str, Any], ...]
+    """As `--set` takes them."""
+
+    @property
+    def config(self) -> Config:
+        """The whole configuration."""
+        return load_config(overrides=[f"{key}={json.dumps(value)}" for key, value in self.settings])
+
+    @property
+    def key(self) -> str:
+        """Hash of all that the result depends on: the same run in two tables is run once."""
+        values = self.config.to_dict()
+        values["run"] = {name: value for name, value in values["run"].items() if name not in _FREE}
+        values["data"].pop("data_dir", None)
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:24]
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.dataset}, {self.column}, {self.method}, {self.accountant}, seed {self.seed}"
+
+
+def load_grid(name: str) -> Grid:
+    """One that ships, by name, or a file of your own."""
+    if name.endswith(".toml"):
+        path = Path(name)
+        try:
+            content = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot read the grid {path}: {error.strerror}") from None
+        return _parsed(path.stem, content, str(path))
+    named("grid", name, dict.fromkeys(NAMES))
+    content = (files("alidpfl.reproduction") / "grids" / f"{name}.toml").read_text(encoding="utf-8")
+    return _parsed(name, content, name)
+
+
+def cells(
+    grid: Grid,
+    *,
+    seeds: int = 1,
+    datasets: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    accountants: Sequence[str] = (),
+) -> Iterator[Cell]:
+    """The runs, seed by seed, so that a table fills evenly; an empty choice stands for all."""
+    _check_choice("dataset", datasets, grid.datasets)
+    _check_choice("method", methods, [method.name for method in grid.methods])
+    _check_choice("column", columns, [column.name for column in grid.columns])
+    _check_choice("accountant", accountants, ["rdp-paper", "rdp", "pld"])
+    for seed in range(seeds):
+        for dataset in datasets or grid.datasets:
+            for column in grid.columns:
+                for method in grid.methods:
+                    if (columns and column.name not in columns) or (methods and method.name not in methods):
+                        continue
+                    for accountant in method.accountants or grid.accountants:
+                        if not accountants or accountant in accountants:
+                            yield _cell(grid, column, method, dataset=dataset, accountant=accountant, seed=seed)
+
+
+def _cell(grid: Grid, column: Column, method: Method, *, dataset: str, accountant: str, seed: int) -> Cell:
+    settings = {
+        **grid.settings,
+        **column.settings,
+        **_tuned(grid, dataset, method.name),
+        **method.settings,
+        "data.name": dataset,
+        "privacy.accountant": accountant,
+        "run.seed": seed,
+    }
+    return Cell(
+        grid=grid.name,
+        dataset=dataset,
+        column=column.name,
+        method=method.name,
+        accountant=accountant,
+        seed=seed,
+        settings=tuple(sorted(settings.items())),
+    )
+
+
+def _tuned(grid: Grid, dataset: str, method: str) -> Settings:
+    """Those of the data set, and of the method on it where [tuned.DATASET."METHOD"] says so."""
+    found = grid.tuned.get(dataset, {})
+    common = {key: value for key, value in found.items() if not isinstance(value, Mapping)}
+    return {**common, **found.get(method, {})}
+
+
+def _check_choice(what: str, chosen: Sequence[str], known: Sequence[str]) -> None:
+    for name in chosen:
+        named(what, name, dict.fromkeys(known))
+
+
+def _parsed(name: str, content: str, source: str) -> Grid:
+    try:
+        values = tomllib.loads(content)
+        return Grid.model_validate({"name": name, **values})
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{source}: {key}: {first['msg']}") from None

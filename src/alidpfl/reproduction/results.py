@@ -1,0 +1,99 @@
+"""Results by the hash of their configuration: SQLite to look up, JSON lines to commit."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from alidpfl.errors import DataError
+from alidpfl.store.files import write_atomically
+
+_SCHEMA = "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, result TEXT NOT NULL)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run gave."""
+
+    key: str
+    settings: dict[str, Any]
+    accuracy: float
+    """Test accuracy of the last round, in %."""
+    epsilon: float
+    delta: float
+    rounds: int
+    steps: int
+    stop_reason: str
+    seconds: float
+    covers_everything: bool
+    noise_multiplier: float
+    local_steps: list[int]
+    """τ of every round."""
+    accuracies: list[tuple[int, float]]
+    """(rounds done, test accuracy in %) where it was evaluated."""
+    version: str
+
+
+class Results:
+    """A store of results in one file. Every call opens it anew: several processes may share it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        with self._open() as connection:
+            connection.execute(_SCHEMA)
+
+    def add(self, result: Result) -> None:
+        """Keep it; a second one with the same key replaces the first."""
+        with self._open() as connection:
+            row = (result.key, json.dumps(asdict(result)))
+            connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", row)
+
+    def get(self, key: str) -> Result | None:
+        """The result of the run with this key."""
+        with self._open() as connection:
+            row = connection.execute("SELECT result FROM results WHERE key = ?", (key,)).fetchone()
+        return _result(json.loads(row[0])) if row else None
+
+    def keys(self) -> set[str]:
+        """Of all results."""
+        with self._open() as connection:
+            return {row[0] for row in connection.execute("SELECT key FROM results")}
+
+    def read_lines(self, path: Path) -> int:
+        """Take in what another machine, or the repository, has; returns how many were new."""
+        if not path.exists():
+            return 0
+        known, added = self.keys(), 0
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                result = _result(json.loads(line))
+            except (ValueError, TypeError, KeyError):
+                raise DataError(
+                    f"line {number} of {path} is not a result; restore the file or delete the line"
+                ) from None
+            if result.key not in known:
+                self.add(result)
+                added += 1
+        return added
+
+    def write_lines(self, path: Path, keys: set[str]) -> None:
+        """The results with these keys, in the order of their keys: small, and the same bytes every time."""
+        found = [result for key in sorted(keys) if (result := self.get(key)) is not None]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, "".join(json.dumps(asdict(result)) + "\n" for result in found).encode())
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
+                yield connection
+        except (sqlite3.Error, OSError) as error:
+            raise DataError(f"cannot use the results in {self.path}: {error}; move it away to begin anew") from None
+
+
+def _result(values: dict[str, Any]) -> Result:
+    return Result(**{**values, "accuracies": [(int(done), float(shown)) for done, shown in values["accuracies"]]})

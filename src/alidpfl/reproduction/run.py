@@ -1,0 +1,178 @@
+"""Run what a grid lacks: one process a job, each in a directory from which it goes on after kill -9."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from alidpfl._version import __version__
+from alidpfl.errors import AliDpflError, ConfigError
+from alidpfl.reproduction.grid import Cell
+from alidpfl.reproduction.results import Result, Results
+from alidpfl.runs import Outcome, execute, load_config, resume
+from alidpfl.store import RunDirectory
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """How far a grid is."""
+
+    total: int
+    stored: int
+    """There before."""
+    finished: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    """What went wrong, by the cell's label."""
+    seconds: float = 0.0
+    """Of this session."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the pace of this session; None before the first cell is done."""
+        left = self.total - self.stored - self.finished - len(self.failed)
+        return self.seconds / self.finished * left if self.finished else None
+
+
+OnProgress = Callable[[Tally, Sequence[Cell]], None]
+"""Called with the tally and the cells that are running."""
+
+
+def reproduce(
+    cells: Sequence[Cell],
+    results: Results,
+    work: Path,
+    *,
+    jobs: int = 1,
+    limit: float | None = None,
+    on_progress: OnProgress = lambda _tally, _running: None,
+) -> Tally:
+    """Run every cell that has no result, until all have, or `limit` seconds are over; then running cells are stopped.
+
+    What was stopped goes on next time where it was.
+    """
+    if jobs < 1:
+        raise ConfigError(f"jobs={jobs} must be at least 1")
+    pending = _pending(cells, results)
+    tally = Tally(total=len({cell.key for cell in cells}), stored=len({cell.key for cell in cells}) - len(pending))
+    started = time.monotonic()
+    with _Jobs(work, processes=max(1, _cores() // jobs)) as running:
+        while pending or running.cells:
+            tally.seconds = time.monotonic() - started
+            if limit is not None and tally.seconds >= limit:
+                break
+            while pending and len(running.cells) < jobs:
+                running.start(pending.pop(0))
+            for cell, error in running.ended():
+                if error is None:
+                    results.add(_collected(cell, work / cell.key))
+                    shutil.rmtree(work / cell.key, ignore_errors=True)
+                    tally.finished += 1
+                else:
+                    tally.failed[cell.label] = error
+            on_progress(tally, running.cells)
+            time.sleep(_POLL_SECONDS)
+    return tally
+
+
+def run_cell(settings: Sequence[str], directory: Path) -> Outcome:
+    """In a job's own process: begin, or go on."""
+    try:
+        RunDirectory.open(directory)
+    except AliDpflError:
+        shutil.rmtree(directory, ignore_errors=True)  # killed before it was a run
+        return execute(load_config(overrides=list(settings)), directory)
+    return resume(directory)
+
+
+def _pending(cells: Sequence[Cell], results: Results) -> list[Cell]:
+    done = results.keys()
+    pending: dict[str, Cell] = {}
+    for cell in cells:
+        if cell.key not in done:
+            pending.setdefault(cell.key, cell)
+    return list(pending.values())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def _collected(cell: Cell, directory: Path) -> Result:
+    run = RunDirectory.open(directory)
+    outcome, records = Outcome(**(run.summary() or {})), run.records()
+    if outcome.accuracy is None:
+        raise ConfigError(f"{cell.label} was not evaluated: a grid needs a test set")
+    return Result(
+        key=cell.key,
+        settings=dict(cell.settings),
+        accuracy=outcome.accuracy,
+        epsilon=outcome.epsilon,
+        delta=outcome.delta,
+        rounds=outcome.rounds,
+        steps=outcome.steps,
+        stop_reason=outcome.stop_reason,
+        seconds=round(outcome.seconds, 1),
+        covers_everything=outcome.covers_everything,
+        noise_multiplier=outcome.noise_multiplier,
+        local_steps=[record.local_steps for record in records],
+        accuracies=[(record.round + 1, record.accuracy) for record in records if record.accuracy is not None],
+        version=__version__,
+    )
+
+
+class _Jobs:
+    """Child processes, one a cell; leaving the context ends them."""
+
+    def __init__(self, work: Path, *, processes: int) -> None:
+        self._work, self._processes = work, processes
+        self._children: dict[str, tuple[Cell, subprocess.Popen[bytes]]] = {}
+
+    def __enter__(self) -> "_Jobs":
+        self._work.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for _, child in self._children.values():
+            child.terminate()
+        for _, child in self._children.values():
+            try:
+                child.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+    @property
+    def cells(self) -> list[Cell]:
+        """That are running."""
+        return [cell for cell, _ in self._children.values()]
+
+    def start(self, cell: Cell) -> None:
+        """In a process of its own: its memory goes with it."""
+        settings = [f"{key}={json.dumps(value)}" for key, value in cell.settings]
+        settings.append(f"run.processes={self._processes}")
+        command = [sys.executable, "-m", "alidpfl.reproduction.job", str(self._work / cell.key), *settings]
+        with (self._work / f"{cell.key}.log").open("wb") as log:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603
+        self._children[cell.key] = (cell, child)
+
+    def ended(self) -> Iterator[tuple[Cell, str | None]]:
+        """Cells whose process is over, with what went wrong."""
+        for key, (cell, child) in list(self._children.items()):
+            status = child.poll()
+            if status is None:
+                continue
+            del self._children[key]
+            log = self._work / f"{key}.log"
+            if status == 0:
+                log.unlink(missing_ok=True)
+                yield cell, None
+            else:
+                lines = log.read_text(errors="replace").strip().splitlines()
+                yield cell, lines[-1] if lines else f"exit status {status}"

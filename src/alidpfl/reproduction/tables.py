@@ -1,0 +1,175 @@
+"""Ours beside the paper's: mean ± sd over seeds, n, and the difference."""
+
+import csv
+import io
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from alidpfl.reproduction.grid import Cell, Grid
+from alidpfl.reproduction.published import citation, published
+from alidpfl.reproduction.results import Result, Results
+
+_UNCOVERED = "its rule reads un-noised signals, which ε does not cover"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One cell of a table, all seeds together."""
+
+    dataset: str
+    method: str
+    accountant: str
+    column: str
+    accuracies: tuple[float, ...]
+    """Of ours, by seed, in %; empty where nothing has been run."""
+    paper: float | None
+    epsilon: float | None
+    """Largest that one of ours spent."""
+    covered: bool
+
+    @property
+    def mean(self) -> float | None:
+        """Of ours."""
+        return statistics.mean(self.accuracies) if self.accuracies else None
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds; None for fewer than two."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return None if self.mean is None or self.paper is None else self.mean - self.paper
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """All entries of a grid."""
+
+    grid: Grid
+    entries: tuple[Entry, ...]
+
+    @property
+    def caption(self) -> str:
+        """Where the figures are from, and how the settings were chosen."""
+        tuned = "; ".join(
+            f"{dataset}: " + ", ".join(f"{key.partition('.')[2] or key} = {value}" for key, value in settings.items())
+            for dataset, settings in self.grid.tuned.items()
+        )
+        return (
+            f"{self.grid.title}. Test accuracy in % of the last round: ours, mean ± sd over n seeds, the paper's "
+            f"({citation()}) and the difference. Chosen on a held-out part of the training set: {tuned or 'nothing'}. "
+            f"* {_UNCOVERED}."
+        )
+
+
+def make_table(grid: Grid, cells: Iterable[Cell], results: Results) -> Table:
+    """What is known so far."""
+    found: dict[tuple[str, str, str, str], list[Result]] = {}
+    for cell in cells:
+        place = (cell.dataset, cell.method, cell.accountant, cell.column)
+        found.setdefault(place, [])
+        if (result := results.get(cell.key)) is not None:
+            found[place].append(result)
+    columns = {column.name: column for column in grid.columns}
+    return Table(
+        grid=grid,
+        entries=tuple(
+            Entry(
+                dataset=dataset,
+                method=method,
+                accountant=accountant,
+                column=column,
+                accuracies=tuple(result.accuracy for result in runs),
+                paper=published(grid.name, dataset, columns[column].match, method),
+                epsilon=max((result.epsilon for result in runs), default=None),
+                covered=all(result.covers_everything for result in runs),
+            )
+            for (dataset, method, accountant, column), runs in found.items()
+        ),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ formats
+
+
+def as_markdown(table: Table) -> str:
+    """A table a data set."""
+    parts = [f"### {table.grid.title}", ""]
+    for dataset, rows in _by_dataset(table).items():
+        head = ["method", "accountant", *(column.name for column in table.grid.columns)]
+        parts += [f"**{dataset}**", "", _line(head), _line(["---"] * len(head))]
+        parts += [_line([*names, *(_shown(entry) for entry in entries)]) for names, entries in rows]
+        parts.append("")
+    return "\n".join([*parts, table.caption, ""])
+
+
+def as_latex(table: Table) -> str:
+    """For a paper; needs booktabs."""
+    width = len(table.grid.columns)
+    lines = [r"\begin{table}", rf"\caption{{{_escaped(table.caption)}}}", rf"\begin{{tabular}}{{ll{'r' * width}}}"]
+    for dataset, rows in _by_dataset(table).items():
+        names = " & ".join(_escaped(column.name) for column in table.grid.columns)
+        lines += [r"\toprule", rf"\multicolumn{{{width + 2}}}{{l}}{{{_escaped(dataset)}}} \\"]
+        lines += [rf"method & accountant & {names} \\", r"\midrule"]
+        for labels, entries in rows:
+            cells = [*map(_escaped, labels), *(_escaped(_shown(entry)).replace("±", r"$\pm$") for entry in entries)]
+            lines.append(rf"{' & '.join(cells)} \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def as_csv(table: Table) -> str:
+    """One line a cell, for other programs."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    head = ["dataset", "method", "accountant", "column", "mean", "sd", "n", "paper", "difference", "epsilon", "covered"]
+    writer.writerow(head)
+    for entry in table.entries:
+        numbers = (entry.mean, entry.spread, len(entry.accuracies), entry.paper, entry.difference, entry.epsilon)
+        shown = ["" if number is None else f"{number:.6g}" for number in numbers]
+        writer.writerow([entry.dataset, entry.method, entry.accountant, entry.column, *shown, entry.covered])
+    return out.getvalue()
+
+
+FORMATS: MappingProxyType[str, Callable[[Table], str]] = MappingProxyType(
+    {"markdown": as_markdown, "latex": as_latex, "csv": as_csv}
+)
+
+
+def _by_dataset(table: Table) -> dict[str, list[tuple[tuple[str, str], list[Entry | None]]]]:
+    """For each data set its rows: (method, accountant) and the entries by column."""
+    found: dict[str, list[tuple[tuple[str, str], list[Entry | None]]]] = {}
+    places = {(e.dataset, e.method, e.accountant, e.column): e for e in table.entries}
+    for dataset, method, accountant in dict.fromkeys((e.dataset, e.method, e.accountant) for e in table.entries):
+        entries = [places.get((dataset, method, accountant, column.name)) for column in table.grid.columns]
+        mark = "" if all(entry is None or entry.covered for entry in entries) else " *"
+        found.setdefault(dataset, []).append(((method + mark, accountant), entries))
+    return found
+
+
+def _shown(entry: Entry | None) -> str:
+    """92.84 ± 0.31 (n = 3), paper 97.58, −4.74."""
+    if entry is None or (entry.mean is None and entry.paper is None):
+        return "-"
+    ours = "not run" if entry.mean is None else f"{entry.mean:.2f}"
+    if entry.spread is not None:
+        ours += f" ± {entry.spread:.2f}"
+    if entry.mean is not None:
+        ours += f" (n = {len(entry.accuracies)})"
+    if entry.paper is None:
+        return ours
+    change = "" if entry.difference is None else f", {entry.difference:+.2f}"
+    return f"{ours}, paper {entry.paper:.2f}{change}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escaped(text: str) -> str:
+    for plain in ("%", "_", "&", "#"):
+        text = text.replace(plain, f"\\{plain}")
+    return text.replace("ε", r"$\varepsilon$").replace("η", r"$\eta$")

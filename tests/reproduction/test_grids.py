@@ -1,0 +1,102 @@
+"""The grids that ship, and the figures beside which ours stand."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from alidpfl.errors import ConfigError
+from alidpfl.privacy import PrivacyBudget, max_steps
+from alidpfl.reproduction.grid import NAMES, cells, load_grid
+from alidpfl.reproduction.published import published
+
+SHARED = Path(__file__).parents[3] / "shared" / "design" / "paper_tables.json"
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the design folder is not there")
+def test_the_figures_are_those_of_the_paper():
+    for cell in json.loads(SHARED.read_text()):
+        match = {key: cell[key] for key in ("rounds_over_steps", "partition") if key in cell}
+        assert published(cell["table"], cell["dataset"], match, cell["method"]) == cell["accuracy"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_published_cell_is_in_a_grid_once(name):
+    grid = load_grid(name)
+    found = Counter()
+    for dataset in grid.datasets:
+        for column in grid.columns:
+            for method in grid.methods:
+                found[published(name, dataset, column.match, method.name) is not None] += 1
+    assert found[True] == (32 if name == "heterogeneity" else 96)
+    ours = {method.name for method in grid.methods if method.name.startswith("ours:")}
+    assert ours == {"ours:ratio", "ours:ali", "ours:corrected"}
+    assert found[False] == len(ours) * len(grid.datasets) * len(grid.columns)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_is_a_valid_configuration_of_its_own(name):
+    grid = load_grid(name)
+    listed = list(cells(grid, datasets=grid.datasets[:1], columns=[grid.columns[2].name]))
+    assert len(listed) == 10 * 2 + 1  # adap_dpfl has one accountant
+    assert len({cell.key for cell in listed}) == len(listed)
+    for cell in listed:
+        config = cell.config
+        assert config.data.name == cell.dataset
+        assert config.privacy.accountant == cell.accountant
+        assert (config.privacy.sample_rate, config.privacy.noise_multiplier) == (0.015, 1.1)
+        assert bool(config.privacy.unsafe) == (cell.method == "ali_dpfl")
+    steps = {cell.method: cell.config.local_steps for cell in listed if cell.method.startswith("fedavg_dp")}
+    assert steps == {f"fedavg_dp:tau={tau}": tau for tau in (1, 2, 3, 5, 10)}
+
+
+def test_the_columns_are_what_they_are_called():
+    """R_s = 158 is about 2, 1, 1/2 and 1/5 times what the paper's own accountant pays for."""
+    grid = load_grid("small")
+    ratios = []
+    for cell in cells(grid, datasets=["mnist"], methods=["fedavg_dp:tau=1"], accountants=["rdp-paper"]):
+        privacy, rounds = cell.config.privacy, cell.config.federation.max_rounds
+        budget = PrivacyBudget(epsilon=privacy.epsilon, delta=privacy.delta)
+        ratios.append(rounds / max_steps(budget, privacy.sample_rate, 1.1, accountant="rdp-paper"))
+    assert ratios == pytest.approx([2, 1, 0.5, 0.2], rel=0.1)
+
+
+def test_seeds_come_one_after_the_other():
+    listed = list(cells(load_grid("small"), seeds=2, datasets=["mnist"]))
+    assert [cell.seed for cell in listed] == sorted(cell.seed for cell in listed)
+    assert len({cell.key for cell in listed}) == len(listed)
+
+
+def test_what_does_not_matter_does_not_change_the_key():
+    cell = next(cells(load_grid("small")))
+    import dataclasses
+
+    changed = dataclasses.replace(cell, settings=(*cell.settings, ("run.processes", 1), ("data.data_dir", "/x")))
+    other = dataclasses.replace(cell, settings=(*cell.settings, ("method.learning_rate", 0.123)))
+    assert changed.key == cell.key != other.key
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        ({"datasets": ["mnst"]}, "did you mean 'mnist'"),
+        ({"methods": ["ours:ratioo"]}, "did you mean 'ours:ratio'"),
+        ({"columns": ["R_s = R_c/3"]}, "column"),
+        ({"accountants": ["pdl"]}, "pld"),
+    ],
+)
+def test_a_choice_that_does_not_exist_gets_the_nearest(choice, says):
+    with pytest.raises(ConfigError, match=says):
+        list(cells(load_grid("small"), **choice))
+
+
+def test_a_grid_that_does_not_exist(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'small'"):
+        load_grid("smal")
+    with pytest.raises(ConfigError, match="cannot read the grid"):
+        load_grid(str(tmp_path / "own.toml"))
+    for content in ("title = ", "title = 'x'", "[[columns]]\nnme = 'x'"):
+        (tmp_path / "own.toml").write_text(content)
+        with pytest.raises(ConfigError, match=r"own\.toml"):
+            load_grid(str(tmp_path / "own.toml"))

@@ -1,0 +1,227 @@
+"""Running a grid: what is stored is skipped, what was killed goes on, what is shown is what was run."""
+
+import csv
+import io
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+from alidpfl.errors import ConfigError, DataError
+from alidpfl.reproduction.grid import cells, load_grid
+from alidpfl.reproduction.results import Results
+from alidpfl.reproduction.run import reproduce
+from alidpfl.reproduction.tables import FORMATS, make_table
+from alidpfl.runs import execute
+
+GRID = """
+title = "A grid of one's own"
+datasets = ["synthetic"]
+accountants = ["rdp"]
+
+[settings]
+"data.clients" = 3
+"model.name" = "linear"
+"privacy.epsilon" = 4.0
+"privacy.sample_rate" = 0.1
+"privacy.noise_multiplier" = 2.0
+"method.learning_rate" = 0.1
+"federation.max_rounds" = {rounds}
+
+[[columns]]
+name = "few"
+settings = {{ "privacy.epsilon" = 3.0 }}
+
+[[columns]]
+name = "many"
+settings = {{ "privacy.epsilon" = 4.0 }}
+
+[[methods]]
+name = "ours:ratio"
+settings = {{ "method.policy" = "ratio" }}
+
+[[methods]]
+name = "leaky"
+settings = {{ "method.policy" = "paper", "privacy.unsafe" = ["unaccounted-signals"] }}
+"""
+
+
+@pytest.fixture
+def grid(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(GRID.format(rounds=6))
+    return load_grid(str(path))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Results(tmp_path / "results" / "results.sqlite")
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "alidpfl", *map(str, arguments)]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A grid that was run: one column, two methods, two seeds."""
+    folder = tmp_path_factory.mktemp("ran")
+    (folder / "own.toml").write_text(GRID.format(rounds=6))
+    grid, results = load_grid(str(folder / "own.toml")), Results(folder / "results.sqlite")
+    listed, seen = list(cells(grid, seeds=2, columns=["few"])), []
+    tally = reproduce(listed, results, folder / "runs", jobs=2, on_progress=lambda t, now: seen.append(len(now)))
+    assert (tally.total, tally.stored, tally.finished, tally.failed) == (4, 0, 4, {})
+    assert max(seen) == 2
+    return grid, listed, results, folder
+
+
+def test_every_cell_is_run_once_and_then_skipped(ran):
+    _, listed, results, folder = ran
+    assert results.keys() == {cell.key for cell in listed}
+    assert list((folder / "runs").iterdir()) == []  # nothing is left behind
+    again = reproduce(listed, results, folder / "runs")
+    assert (again.stored, again.finished) == (4, 0)
+
+
+def test_the_result_is_that_of_the_run(ran, tmp_path):
+    _, (cell, *_), results, _ = ran
+    result = results.get(cell.key)
+    outcome = execute(cell.config, tmp_path / "alone")
+    assert (result.accuracy, result.epsilon, result.steps) == (outcome.accuracy, outcome.epsilon, outcome.steps)
+    assert sum(result.local_steps) == result.steps
+    assert result.accuracies[-1] == (result.rounds, result.accuracy)
+
+
+def test_a_cell_that_fails_is_told_and_the_others_run(grid, store, tmp_path):
+    few, many = grid.columns
+    broken = grid.model_copy(update={"columns": (few.model_copy(update={"settings": {"privacy.epsilon": 1e-6}}), many)})
+    tally = reproduce(list(cells(broken, methods=["ours:ratio"])), store, tmp_path / "runs", jobs=2)
+    assert tally.finished == 1
+    (error,) = tally.failed.values()
+    assert "epsilon=1e-06" in error
+
+
+class EnoughError(Exception):
+    """Raised by a test once it has seen enough."""
+
+
+def test_stopped_it_goes_on_next_time(tmp_path, store):
+    path = tmp_path / "own.toml"
+    path.write_text(GRID.format(rounds=100_000).replace('multiplier" = 2.0', 'multiplier" = 50.0'))
+    listed = list(cells(load_grid(str(path)), columns=["few"], methods=["ours:ratio"]))
+    metrics = tmp_path / "runs" / listed[0].key / "metrics.jsonl"
+
+    def rounds():
+        return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+    def until(count):
+        def stop(_tally, _running):
+            if rounds() >= count:
+                raise EnoughError
+
+        with pytest.raises(EnoughError):
+            reproduce(listed, store, tmp_path / "runs", on_progress=stop)
+        return rounds()
+
+    first = until(1)
+    assert until(first + 5) >= first + 5
+    assert store.keys() == set()
+
+
+def test_a_limit_is_kept(grid, store, tmp_path):
+    tally = reproduce(list(cells(grid)), store, tmp_path / "runs", limit=0.0)
+    assert (tally.finished, tally.total) == (0, 4)
+    assert tally.seconds_left is None
+
+
+def test_killed_it_goes_on_and_ends_the_same(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(GRID.format(rounds=40))
+    arguments = ("reproduce", path, "--methods", "ours:ratio", "--jobs", "2")
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run(command(*arguments, "--store", tmp_path / "whole"), check=True, **quiet)
+    child = subprocess.Popen(command(*arguments, "--store", tmp_path / "killed"), start_new_session=True, **quiet)
+    while not any(path.stat().st_size for path in (tmp_path / "killed").glob("runs/*/metrics.jsonl")):
+        assert child.poll() is None
+        time.sleep(0.01)
+    os.killpg(child.pid, signal.SIGKILL)  # with its jobs
+    child.wait()
+    assert list((tmp_path / "killed").glob("runs/*/metrics.jsonl"))  # in the middle of a run
+    subprocess.run(command(*arguments, "--store", tmp_path / "killed"), check=True, **quiet)
+
+    def results(folder):
+        lines = [json.loads(line) for line in (tmp_path / folder / "own.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+    assert results("whole") == results("killed")
+    assert len(results("whole")) == 2
+
+
+def test_tables_in_every_format(ran):
+    grid, listed, results, _ = ran
+    table = make_table(grid, cells(grid, seeds=2), results)
+    rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](table))))
+    assert len(rows) == 4
+    assert {row["n"] for row in rows if row["column"] == "many"} == {"0"}
+    ours = next(row for row in rows if (row["column"], row["method"]) == ("few", "ours:ratio"))
+    found = [results.get(cell.key).accuracy for cell in listed if cell.method == "ours:ratio"]
+    assert float(ours["mean"]) == pytest.approx(statistics.mean(found), rel=1e-5)
+    assert float(ours["sd"]) == pytest.approx(statistics.stdev(found), rel=1e-4)
+    assert (ours["n"], ours["covered"]) == ("2", "True")
+    markdown = FORMATS["markdown"](table)
+    assert "| leaky * | rdp |" in markdown  # no ε covers it, and the table says so
+    assert f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f} (n = 2)" in markdown
+    latex = FORMATS["latex"](table)
+    assert latex.count(r"\\") >= 4
+    assert r"$\pm$" in latex
+
+
+def test_ours_stands_beside_the_papers(store):
+    grid = load_grid("small")
+    table = make_table(grid, cells(grid, datasets=["mnist"]), store)
+    markdown = FORMATS["markdown"](table)
+    assert "not run, paper 97.58" in markdown
+    assert "2308.10457" in markdown
+
+
+def test_results_travel_as_lines(ran, tmp_path):
+    _, listed, results, _ = ran
+    lines = tmp_path / "own.jsonl"
+    results.write_lines(lines, results.keys())
+    other = Results(tmp_path / "other.sqlite")
+    assert other.read_lines(lines) == 4
+    assert other.read_lines(lines) == 0
+    assert [other.get(cell.key) for cell in listed] == [results.get(cell.key) for cell in listed]
+    lines.write_text("{}\n")
+    with pytest.raises(DataError, match=r"line 1 of .* is not a result"):
+        other.read_lines(lines)
+    (tmp_path / "bad.sqlite").write_text("this is no data base, whatever its name says")
+    with pytest.raises(DataError, match="move it away"):
+        Results(tmp_path / "bad.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("reproduce", "smal"), "did you mean 'small'"),
+        (("reproduce", "small", "--limit", "soon"), "limit='soon'"),
+        (("reproduce", "small", "--seeds", "0"), "seeds=0"),
+        (("reproduce", "small", "--jobs", "0"), "jobs=0"),
+        (("tables", "small", "--format", "word"), "format"),
+    ],
+)
+def test_mistakes_are_told(arguments, says, tmp_path):
+    done = subprocess.run(command(*arguments, "--store", tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_jobs_must_be_some(store, tmp_path):
+    with pytest.raises(ConfigError, match="jobs=0"):
+        reproduce([], store, tmp_path, jobs=0)
