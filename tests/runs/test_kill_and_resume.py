@@ -1,5 +1,6 @@
 """kill -9 at any moment, then --resume: the end is the same to the last byte as if nothing had happened."""
 
+import importlib
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import time
 import pytest
 
 from alidpfl import RunDirectory
+from alidpfl.runs import load_config
 
 from .command import ADAP, alidpfl, forked, num_rounds, run_arguments
 
@@ -157,3 +159,31 @@ def test_one_process_to_a_run(tmp_path, method):
     third.wait_for_rounds(out, num_rounds(out) + 2)
     assert third.is_running(), log.read_text()
     third.kill()
+
+
+@pytest.mark.parametrize("randomness", ["seeded", "secure"])
+def test_killed_between_the_first_line_and_its_checkpoint(tmp_path, monkeypatch, randomness):
+    """Found by a kill in `reproduce`: a round was written, and no checkpoint yet."""
+    module = importlib.import_module("alidpfl.runs.execute")
+
+    settings = ["data.name=synthetic", "data.clients=2", "model.name=linear", "federation.max_rounds=4"]
+    config = load_config(overrides=[*settings, "run.processes=1", f'run.randomness="{randomness}"'])
+    whole = module.execute(config, tmp_path / "whole")
+    written, checkpoint = [], module._checkpoint
+
+    def killed_in_the_first_round(*arguments):
+        written.append(checkpoint(*arguments) if not written else None)
+        if len(written) > 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_checkpoint", killed_in_the_first_round)
+    with pytest.raises(KeyboardInterrupt):
+        module.execute(config, tmp_path / "killed")
+    monkeypatch.undo()
+    assert num_rounds(tmp_path / "killed") == 1
+    outcome = module.resume(tmp_path / "killed")
+    if randomness == "seeded":
+        _assert_same(tmp_path / "killed", tmp_path / "whole")
+    else:  # the lost round stays charged, and its steps are missing at the end
+        assert outcome.epsilon == whole.epsilon
+        assert outcome.steps < whole.steps

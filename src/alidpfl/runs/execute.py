@@ -65,6 +65,7 @@ def execute(config: Config, out: str | Path, *, listener: Listener | None = None
             prepared = prepare(config, on_progress=listener.on_loading)
         seed = config.run.seed if config.run.randomness == "seeded" else None
         directory.write_environment(describe_environment(seed=seed))
+        _checkpoint(directory, config, prepared)  # of round 0: a kill in the first round must not look like a lost file
         directory.write_config(config.to_dict())  # last: with it the directory is a run that can be resumed
         return _train(config, prepared, directory, listener, tensorboard)
 
