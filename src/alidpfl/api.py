@@ -13,9 +13,9 @@ from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
+from alidpfl.inputs.lookup import named
 from alidpfl.methods import DEFAULT_POLICIES, Method, make_method
 from alidpfl.policies import Policy, make_policy
-from alidpfl.policies.lookup import named
 from alidpfl.privacy import PrivacyBudget
 
 

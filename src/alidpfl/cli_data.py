@@ -70,7 +70,6 @@ def get(
     """
     from alidpfl import data
 
-    data.check_name(name, tuple(data.SOURCES))
     with _progress() as on_progress:
         folder = data.get(name, data.download_directory(data_dir), on_progress=on_progress)
     typer.echo(f"{name} is in {folder}")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alidpfl.data import checks
 from alidpfl.data.dataset import Dataset, PixelRange, scaled_images
 from alidpfl.data.own import from_clients
 from alidpfl.errors import DataError
+from alidpfl.inputs import checks
 
 TEST_FILE = "test.npz"
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from alidpfl.errors import BudgetExceededError
-from alidpfl.privacy import checks
+from alidpfl.inputs import checks
 from alidpfl.privacy.accountants import Epsilon, ladder, quick_bound
 from alidpfl.privacy.budget import PrivacyBudget, checked_delta
 from alidpfl.privacy.mechanisms import (

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 
-from alidpfl.privacy import checks
+from alidpfl.inputs import checks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +22,8 @@ class PrivacyBudget:
     """A probability in (0, 1); usually well below one over the number of samples."""
 
     def __post_init__(self) -> None:
-        epsilon = checks.between(
-            "epsilon", self.epsilon, sys.float_info.min, sys.float_info.max, rule="must be finite and above 0"
-        )
+        smallest = sys.float_info.min
+        epsilon = checks.real("epsilon", self.epsilon, low=smallest, rule="must be finite and above 0")
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "delta", checked_delta(self.delta))
 
@@ -32,5 +31,4 @@ class PrivacyBudget:
 def checked_delta(delta: object) -> float:
     """`delta` as a float in (0, 1)."""
     rule = "must be in (0, 1); did you pass epsilon? A usual choice is below 1 / number of samples"
-    number = checks.real("delta", delta, rule=rule)
-    return checks.real("delta", number, valid=0 < number < 1, rule=rule)
+    return checks.real("delta", delta, above=0, below=1, rule=rule)

@@ -9,13 +9,12 @@ The order must be fixed before the first output. Going on while *any* order of a
 choose the order, and the theorem no longer applies: a union bound over the grid would divide δ by its length.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from alidpfl.errors import BudgetExceededError
-from alidpfl.privacy import checks
+from alidpfl.inputs import checks
 from alidpfl.privacy.accountants import ORDERS, converted, rdp_of_step
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.mechanisms import MAX_STEPS, Mechanism, SampledGaussian, merged
@@ -43,7 +42,7 @@ class RdpFilter:
 
     def __post_init__(self) -> None:
         checks.whole("order", self.order, low=2, high=max(ORDERS))
-        checks.between("rdp_spent", self.rdp_spent, 0, math.inf, rule="must be finite and at least 0")
+        checks.real("rdp_spent", self.rdp_spent, low=0, rule="must be finite and at least 0")
 
     @classmethod
     def for_plan(cls, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float) -> "RdpFilter":

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from alidpfl.errors import BudgetExceededError, ConfigError
-from alidpfl.privacy import checks
+from alidpfl.inputs import checks
 from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.filter import RdpFilter

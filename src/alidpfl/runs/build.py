@@ -17,10 +17,10 @@ from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
+from alidpfl.inputs.lookup import named
 from alidpfl.methods import METHODS, Method, make_method
 from alidpfl.models import compact_cnn, linear, mlp, paper_cnn
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
-from alidpfl.policies.lookup import named
 from alidpfl.privacy import PrivacyBudget, noise_multiplier_for
 from alidpfl.runs.config import Config, DataSection, ModelSection
 

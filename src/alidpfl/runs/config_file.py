@@ -1,6 +1,5 @@
 """From a TOML file and `--set key=value` to a checked Config. Every error names the key, the value and the remedy."""
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from alidpfl.errors import ConfigError
+from alidpfl.inputs.lookup import nearest
 from alidpfl.runs.config import Config
 
 _LONGEST_VALUE = 200  # of a value in an error message
@@ -81,8 +81,7 @@ def _full_key(key: str) -> str:
         raise ConfigError(f"--set {key}: say which, {' or '.join(f'{home}.{key}' for home in homes)}")
     everything = [f"{section}.{name}" for section, names in keys().items() for name in names]
     by_name = {full.partition(".")[2]: full for full in everything}
-    nearest = by_name[_nearest(key, by_name)]
-    raise ConfigError(f"--set {key}: there is no such key; did you mean {nearest}?")
+    raise ConfigError(f"--set {key}: there is no such key; did you mean {by_name[nearest(key, by_name)]}?")
 
 
 def _value(text: str) -> Any:
@@ -102,7 +101,7 @@ def _explained(problem: Any) -> str:
     choices = problem.get("ctx", {}).get("expected")
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
         options = _literals(path)
-        return f"{key}={problem['input']!r} must be {choices}; did you mean {_nearest(problem['input'], options)!r}?"
+        return f"{key}={problem['input']!r} must be {choices}; did you mean {nearest(problem['input'], options)!r}?"
     return f"{key}={_shown(problem['input'])}: {message[:1].lower()}{message[1:]}"
 
 
@@ -118,8 +117,8 @@ def _nearest_key(path: list[str]) -> str:
     if len(path) == 1:
         homes = {name: section for section, names in keys().items() for name in names}
         candidates = {**{section: section for section in keys()}, **{n: f"{s}.{n}" for n, s in homes.items()}}
-        return candidates[_nearest(path[0], candidates)]
-    return f"{path[0]}.{_nearest(path[-1], keys()[path[0]])}"
+        return candidates[nearest(path[0], candidates)]
+    return f"{path[0]}.{nearest(path[-1], keys()[path[0]])}"
 
 
 def _literals(path: list[str]) -> list[str]:
@@ -129,7 +128,3 @@ def _literals(path: list[str]) -> list[str]:
     while any(get_args(a) for a in found):
         found = [b for a in found for b in (get_args(a) or (a,))]
     return [a for a in found if isinstance(a, str)]
-
-
-def _nearest(word: str, candidates: Iterable[str]) -> str:
-    return difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.0)[0]
