@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import ConfigError, UnsupportedModelError
+from alidpfl.inputs import checks
 from alidpfl.methods.method import SameForAll
 from alidpfl.methods.objective import Objective
 from alidpfl.types import Release, Signal
@@ -38,11 +39,9 @@ class PeDpfl(SameForAll):
     needs_public_loss: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.draws, int) or self.draws < 1:
-            raise ConfigError(f"draws={self.draws} must be a whole number, at least 1")
+        checks.whole("draws", self.draws, low=1)
         for name in ("regularisation", "perturbation"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
+            checks.real(name, getattr(self, name), low=0, rule="must not be negative")
         if self.variant not in ("dpsgd", "output"):
             raise ConfigError(f"variant={self.variant!r} must be 'dpsgd' or 'output'")
 
