@@ -81,8 +81,24 @@ def test_what_one_step_would_need_is_in_the_message():
         max_steps(PrivacyBudget(epsilon=0.5, delta=1e-5), 0.015, 1.1, accountant="rdp")
     assert str(error.value) == (
         "epsilon=0.5 at delta=1e-05 does not pay for one step at sample_rate=0.015, noise_multiplier=1.1 by rdp: "
-        "raise epsilon to 0.864 or more, or the noise multiplier (see noise_multiplier_for)"
+        "raise epsilon to 0.864 or more, or noise_multiplier to 1.395 or more"
     )
+    assert max_steps(PrivacyBudget(epsilon=0.864, delta=1e-5), 0.015, 1.1, accountant="rdp") >= 1
+    assert max_steps(PrivacyBudget(epsilon=0.5, delta=1e-5), 0.015, 1.395, accountant="rdp") >= 1
+
+
+def test_a_filter_says_what_one_step_would_need_too():
+    budget = PrivacyBudget(epsilon=0.5, delta=1e-5)
+    with pytest.raises(BudgetExceededError, match=r"raise epsilon to 0\.864 or more, or noise_multiplier to 1\.395"):
+        RdpFilter.for_plan(budget, 0.015, 1.1)
+    assert RdpFilter.for_plan(budget, 0.015, 1.395).affordable_steps(0.015, 1.395) >= 1
+
+
+@pytest.mark.parametrize(("delta", "num_records", "weak"), [(1e-3, 999, False), (1e-3, 1000, True), (0.5, 1, False)])
+def test_a_delta_that_lets_a_record_be_published_is_called_weak(delta, num_records, weak):
+    found = PrivacyBudget(epsilon=1, delta=delta).weakness(num_records)
+    assert (found is not None) is weak
+    assert not weak or f"delta={delta:g} is not below 1/{num_records}" in found
 
 
 @pytest.mark.parametrize("ask", [lambda s: max_steps(GOOD, 0.1, 1.0, already_spent=s),

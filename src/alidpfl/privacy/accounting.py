@@ -71,6 +71,23 @@ def max_steps(
     return _max_steps(budget, step, accountant, merged(already_spent))
 
 
+def no_step_error(
+    budget: PrivacyBudget, step: SampledGaussian, accountant: str, spent: Composition = ()
+) -> BudgetExceededError:
+    """Says that not one step is paid for, and which ε or which σ would do."""
+    needed = _epsilon(merged([*spent, step]), budget.delta, accountant)
+    try:
+        noise = _noise_multiplier_for(budget, step.sample_rate, 1, accountant, spent)
+        or_noise = f", or noise_multiplier to {noise:g} or more"
+    except BudgetExceededError:  # no noise is enough for what is left
+        or_noise = ""
+    return BudgetExceededError(
+        f"epsilon={budget.epsilon:g} at delta={budget.delta:g} does not pay for one step at sample_rate="
+        f"{step.sample_rate:g}, noise_multiplier={step.noise_multiplier:g} by {accountant}: raise epsilon to "
+        f"{_rounded_up(needed)} or more{or_noise}"
+    )
+
+
 def noise_multiplier_for(
     budget: PrivacyBudget,
     sample_rate: float,
@@ -116,12 +133,7 @@ def _max_steps(budget: PrivacyBudget, step: SampledGaussian, accountant: str, sp
     for rung in ladder(accountant):
         guess = largest_affordable(cost_by(rung), budget.epsilon, low=0, high=high, guess=guess)
     if guess == 0:
-        needed = _epsilon(composition(1), budget.delta, accountant)
-        raise BudgetExceededError(
-            f"epsilon={budget.epsilon:g} at delta={budget.delta:g} does not pay for one step at sample_rate="
-            f"{step.sample_rate:g}, noise_multiplier={step.noise_multiplier:g} by {accountant}: "
-            f"raise epsilon to {_rounded_up(needed)} or more, or the noise multiplier (see noise_multiplier_for)"
-        )
+        raise no_step_error(budget, step, accountant, spent)
     return guess
 
 

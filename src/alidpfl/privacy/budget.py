@@ -27,6 +27,20 @@ class PrivacyBudget:
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "delta", checked_delta(self.delta))
 
+    def weakness(self, num_records: int) -> str | None:
+        """Why δ is too large for a data set of so many records; None if it is not.
+
+        >>> PrivacyBudget(epsilon=2.0, delta=1e-5).weakness(6000) is None
+        True
+        """
+        if self.delta < 1 / num_records:
+            return None
+        return (
+            f"delta={self.delta:g} is not below 1/{num_records}, and a client has {num_records} records: publishing "
+            "each record with probability delta would be allowed, which is one record of that client or more on "
+            f"average; take a delta well below, such as {0.01 / num_records:.0e}"
+        )
+
 
 def checked_delta(delta: object) -> float:
     """`delta` as a float in (0, 1)."""

@@ -16,6 +16,7 @@ import numpy as np
 from alidpfl.errors import BudgetExceededError
 from alidpfl.inputs import checks
 from alidpfl.privacy.accountants import ORDERS, converted, rdp_of_step
+from alidpfl.privacy.accounting import no_step_error
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.mechanisms import MAX_STEPS, Mechanism, SampledGaussian, merged
 from alidpfl.privacy.search import largest_affordable
@@ -50,10 +51,8 @@ class RdpFilter:
         filters = [cls(budget=budget, order=order) for order in ORDERS]
         steps = [f.affordable_steps(sample_rate, noise_multiplier) for f in filters]
         if max(steps) == 0:
-            raise BudgetExceededError(
-                f"epsilon={budget.epsilon:g} at delta={budget.delta:g} does not pay for one step at sample_rate="
-                f"{sample_rate:g}, noise_multiplier={noise_multiplier:g} at any order: raise epsilon or the noise"
-            )
+            step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
+            raise no_step_error(budget, step, "rdp")  # of one step, the best order's is what that accountant says
         return filters[steps.index(max(steps))]
 
     @property

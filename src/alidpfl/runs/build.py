@@ -263,6 +263,9 @@ def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
             f"{len(small)} of {len(clients)} clients expect less than one record a batch (clients {names}): their "
             "updates are mostly noise; raise privacy.sample_rate or data.min_samples"
         )
+    budget = PrivacyBudget(epsilon=config.privacy.epsilon, delta=config.privacy.delta)
+    if (weakness := budget.weakness(min(len(rows) for rows in clients))) is not None:
+        found.append(weakness)
     if config.data.name == "npz" and config.run.randomness == "seeded":
         found.append(
             f"whoever knows run.seed={config.run.seed} can subtract the noise from the model; for data that are really "
