@@ -86,15 +86,19 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
         typer.echo(json.dumps(_without_nan(asdict(outcome)), allow_nan=False))
         return
     from alidpfl.cli_views import show
-    from alidpfl.views.tables import rounded_up
 
     show(Path(outcome.out))
+    typer.echo(f"{result_line(outcome)}; kept in {outcome.out}")
+
+
+def result_line(outcome: "Outcome") -> str:
+    """What came of it, with what it cost and what that does not cover."""
+    from alidpfl.views.tables import rounded_up
+
     made = " (synthetic data)" if outcome.is_synthetic else ""
     accuracy = "not evaluated" if outcome.accuracy is None else f"accuracy {outcome.accuracy:.2f} %{made}"
     covered = "" if outcome.covers_everything else f", which does NOT cover {'; '.join(outcome.uncovered)}"
-    typer.echo(
-        f"{accuracy} at ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}; kept in {outcome.out}"
-    )
+    return f"{accuracy} at ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}"
 
 
 def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
