@@ -53,7 +53,8 @@ def test_the_summary_of_a_finished_run(tmp_path):
         "steps": ["15"],
         "rounds": ["5"],
         "accuracy": ["63.21 %"],
-        "best accuracy": ["64.00 % (round 5)"],
+        "best accuracy": ["64.00 %"],
+        "best in round": ["5"],
         "stopped by": ["privacy budget"],
         "seconds": ["12.3"],
     }
@@ -170,6 +171,7 @@ def test_many_runs_fit_eighty_columns(tmp_path):
     assert seeds == [str(n) for n in range(7)]
     heads = [cell.strip() for line in said.splitlines() if line.startswith("┃ run") for cell in line.split("┃")[2:-1]]
     assert heads == [str(n) for n in range(1, 8)]
+    assert said.count("┃ run") == 4  # two runs a table: "running or interrupted" is wide
     assert said.count("…") == 0
 
 

@@ -74,10 +74,14 @@ def _accuracy(key: str) -> Callable[[Mapping[str, Any]], Text]:
         value = facts[key]
         if not isinstance(value, int | float):
             return Text(UNKNOWN)
-        at_round = f" (round {facts['best_round'] + 1})" if key == "best_accuracy" else ""
-        return Text(f"{value:.2f} %{at_round}")
+        return Text(f"{value:.2f} %")
 
     return cell
+
+
+def _best_round(facts: Mapping[str, Any]) -> Text:
+    best = facts["best_round"]
+    return Text(UNKNOWN if best is None else str(best + 1))  # people count from 1
 
 
 def _stop_reason(facts: Mapping[str, Any]) -> Text:
@@ -115,6 +119,7 @@ RESULTS: dict[str, Callable[[Mapping[str, Any]], Text]] = {
     "rounds": _plain("rounds"),
     "accuracy": _accuracy("accuracy"),
     "best accuracy": _accuracy("best_accuracy"),
+    "best in round": _best_round,
     "stopped by": _stop_reason,
     "seconds": _seconds,
 }
