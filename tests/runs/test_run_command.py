@@ -112,7 +112,7 @@ def _finished(tmp_path):
         (["--set", "method.policy=paper"], "unaccounted-signals"),
         (["--set", "method.options.clip_norm=2"], "method.options of ali_dpfl='clip_norm'"),
         (["--set", "noise_multiplier=0.01"], "does not pay for one step"),
-        (["--set", "noise_multiplier=0.01"], "or noise_multiplier to "),
+        (["--set", "noise_multiplier=0.01"], " would do"),
         (["--set", "unsafe=yes"], "privacy.unsafe='yes' must be a list of"),
         (["--set", "clients_per_round=5"], "clients_per_round=5 is more than the 4 clients there are"),
         (["--set", "traffic_limit=1KB"], "traffic_limit=1000 (bytes) does not pay for one round"),
