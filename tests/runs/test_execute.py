@@ -376,8 +376,8 @@ def test_tensorboard_files_can_be_read(tmp_path):
     events.Reload()
     records = RunDirectory.open(tmp_path / "run").records()
     found = {event.step: event.value for event in events.Scalars("epsilon")}
-    assert found == {r.round: pytest.approx(r.epsilon, rel=1e-6) for r in records}
-    assert [e.step for e in events.Scalars("accuracy")] == [2, 5]
+    assert found == {r.number: pytest.approx(r.epsilon, rel=1e-6) for r in records}
+    assert [e.step for e in events.Scalars("accuracy")] == [3, 6]
 
 
 def test_records_are_plain_json(tmp_path):
