@@ -1,7 +1,8 @@
 """Break the code on purpose, one bug at a time, in a copy; each must turn a test red: `make mutants`.
 
-These are the bugs that have broken private systems elsewhere, or would break this one. A survivor fails the run: it
-means that a check we rely on cannot fail.
+First the tests run without any mutant: one that is red anyway counts for nothing. The mutants are the bugs that have
+broken private systems elsewhere, or would break this one. A survivor fails the run: it means that a check we rely on
+cannot fail.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -362,6 +364,20 @@ MUTANTS = (
         "tests/federation/test_noise_keys.py",
     ),
     Mutant(
+        "secure noise from only 256 distinct keys",
+        "src/alidpfl/dpsgd/randomness.py",
+        "return cls(os.urandom(_KEY_BYTES), secure=True)",
+        "return cls(hashlib.sha256(os.urandom(1)).digest(), secure=True)",
+        RANDOM,
+    ),
+    Mutant(
+        "new keys after a fork from only 256",
+        "src/alidpfl/dpsgd/randomness.py",
+        "self._stream, self._owner = _keystream(os.urandom(_KEY_BYTES)), os.getpid()",
+        "self._stream, self._owner = _keystream(os.urandom(1) * _KEY_BYTES), os.getpid()",
+        RANDOM,
+    ),
+    Mutant(
         "updates with NaN averaged in",
         "src/alidpfl/federation/server.py",
         "if not math.isfinite(moved):",
@@ -385,13 +401,16 @@ MUTANTS = (
 )
 
 
-def _copy_with(mutant: Mutant, target: Path) -> None:
+def _copy(target: Path) -> None:
     for name in ("src", "tests", "benchmarks", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
         else:
             shutil.copy(source, target / name)
+
+
+def _mutate(mutant: Mutant, target: Path) -> None:
     path = target / mutant.file
     text = path.read_text()
     if text.count(mutant.old) != 1:
@@ -404,38 +423,47 @@ def _copy_with(mutant: Mutant, target: Path) -> None:
         subprocess.run(build, cwd=target, check=True, capture_output=True)
 
 
+def _pytest(folder: Path, tests: Iterable[str], *options: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not real_data"]
+    return subprocess.run(
+        [*command, *options, *tests], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def check_baseline(mutants: Iterable[Mutant]) -> None:
+    """Without a mutant every test must pass: one that is red anyway, \"killed\" by it, would prove nothing."""
+    tests = sorted({test for mutant in mutants for test in mutant.tests.split()})
+    with tempfile.TemporaryDirectory() as folder:
+        _copy(Path(folder))
+        done = _pytest(Path(folder), tests)
+    if done.returncode != 0:
+        sys.exit(f"the tests fail without any mutant; mend them first:\n{done.stdout[-3000:]}{done.stderr[-2000:]}")
+
+
 def killer(mutant: Mutant) -> str | None:
     """The first test that fails on the mutant, or None if it survives."""
     with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder)
-        _copy_with(mutant, target)
-        environment = {**os.environ, "PYTHONPATH": str(target / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "not slow and not real_data",
-        ]
-        done = subprocess.run(
-            [*command, *mutant.tests.split()], cwd=target, env=environment, capture_output=True, text=True, check=False
-        )
-        found = re.search(r"^FAILED (\S+)", done.stdout, re.MULTILINE)  # an ERROR is no test that noticed anything
-        if done.returncode == 0:
-            return None
-        if found is None:
-            sys.exit(f"mutant {mutant.name!r}: the tests could not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        return found[1]
+        _copy(Path(folder))
+        _mutate(mutant, Path(folder))
+        done = _pytest(Path(folder), mutant.tests.split(), "-x")
+    found = re.search(r"^FAILED (\S+)", done.stdout, re.MULTILINE)  # an ERROR is no test that noticed anything
+    if done.returncode == 0:
+        return None
+    if found is None:
+        sys.exit(f"mutant {mutant.name!r}: the tests could not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return found[1]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="run the mutants whose name contains this")
     chosen = [mutant for mutant in MUTANTS if parser.parse_args().only in mutant.name]
+    if not chosen:
+        sys.exit("no mutant has such a name")
+    print("without any mutant: ", end="", flush=True)
+    check_baseline(chosen)
+    print("all tests pass", flush=True)
     survivors = []
     for number, mutant in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {mutant.name}: ", end="", flush=True)

@@ -209,6 +209,14 @@ def test_without_a_seed_no_two_runs_agree():
         ({"processes": 0}, "processes=0"),
         ({"schedule": "cosin"}, "did you mean 'cosine'"),
         ({"clients": []}, "there are no clients"),
+        ({"clients": dict(enumerate(CLIENTS))}, r"clients is a dict, and clients go by number: pass list\("),
+        ({"clients_per_round": NUM_CLIENTS + 1}, "clients_per_round=.* is more than the"),
+        ({"traffic_limit": 1}, "traffic_limit=1 .*does not pay for one round"),
+        ({"time_limit": 1e-9}, "time_limit=1e-09 .*does not pay for one round"),
+        ({"max_rounds": "8"}, "max_rounds='8' must be a whole number, not str"),
+        ({"learning_rate": True}, "learning_rate=True must be a number, not bool"),
+        ({"dropout_rate": "x"}, "dropout_rate='x' must be a number"),
+        ({"clients": [*CLIENTS, (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))]}, "client 4 has no records"),
         ({"model": nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))}, "GroupNorm"),
         ({"model": nn.Flatten()}, "nothing to train"),
         ({"clients": [(torch.full((5, 6), torch.nan), torch.zeros(5, dtype=torch.int64))]}, "client 0: .*NaN"),
@@ -218,6 +226,47 @@ def test_without_a_seed_no_two_runs_agree():
 def test_mistakes_are_explained(settings, message):
     with pytest.raises(AliDpflError, match=message), _federation(**settings) as federation:
         federation.step()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_label_that_the_model_has_no_output_for_is_found_at_enrolment(processes):
+    """However seldom it would be sampled; the error names the client and no label."""
+    inputs, targets = CLIENTS[2]
+    wrong = targets.clone()
+    wrong[7] = 731
+    with pytest.raises(DataError, match="client 2 has labels beyond the model's 3 outputs") as caught:
+        _federation(clients=[*CLIENTS[:2], (inputs, wrong), *CLIENTS[3:]], processes=processes)
+    assert "731" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": 0}, "epsilon=0 must be finite and above 0"),
+        ({"epsilon": "2"}, "epsilon='2' must be a number, not str"),
+        ({"delta": 1.0}, r"delta=1\.0 must be in \(0, 1\)"),
+        ({"sample_rate": 64}, r"sample_rate=64 must be in \(0, 1\]; did you pass a batch size"),
+        ({"noise_multiplier": 0}, "noise_multiplier=0 must be between"),
+        ({"noise_multiplier": True}, "noise_multiplier=True must be a number"),
+        ({"accountant": "rpd"}, "accountant='rpd' is not known; did you mean 'rdp'"),
+    ],
+)
+def test_privacy_is_checked_when_it_is_made(change, message):
+    given = {"epsilon": 2.0, "delta": 1e-5, "sample_rate": 0.1, "noise_multiplier": 2.0}
+    Privacy(**given)
+    with pytest.raises(ConfigError, match=message):
+        Privacy(**{**given, **change})
+
+
+def test_a_delta_too_large_for_the_smallest_client_is_warned_of():
+    weak = Privacy(epsilon=5.0, delta=0.1, sample_rate=0.2, noise_multiplier=1.5)
+    with pytest.warns(UserWarning, match=r"delta=0\.1 is not below 1/\d+"), _federation(privacy=weak, max_rounds=1):
+        pass
+
+
+def test_clients_may_come_from_a_generator():
+    with _federation(clients=(client for client in CLIENTS), max_rounds=1) as federation:
+        assert len(federation.epsilons) == NUM_CLIENTS
 
 
 def test_a_wrong_shape_is_explained():

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import json
 import pkgutil
 import re
 import subprocess
@@ -41,7 +42,9 @@ def test_there_are_examples_to_run():
 @pytest.mark.parametrize(("document", "code"), PROGRAMS)
 def test_the_programs_in_the_documents_run(document, code, tmp_path):
     program = tmp_path / "train.py"
-    program.write_text(code)
+    # The step alone is several times as slow in several threads: whoever pastes the program must not have to know.
+    in_one_thread = "\nassert torch.get_num_threads() == 1\n" if "alidpfl.dpsgd" in code else ""
+    program.write_text(code + in_one_thread)
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     for shown in re.findall(r"print\(.*\)  # (\[.*\])", code):  # what a comment says is printed
@@ -52,6 +55,37 @@ def test_the_programs_in_the_documents_run(document, code, tmp_path):
 
 def test_there_are_programs_to_run():
     assert len(PROGRAMS) == 7
+    assert sum("alidpfl.dpsgd" in code for _, code in PROGRAMS) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # typer's, on first import
+def test_the_readme_quotes_the_recorded_result_of_the_default():
+    """results/default.json is written by experiments/record_default.py, and out of date once a default changes."""
+    from alidpfl.cli_run import result_line
+    from alidpfl.privacy import SampledGaussian, epsilon
+    from alidpfl.runs import Config, Outcome
+
+    record = json.loads((ROOT / "results" / "default.json").read_text())
+    told, config = record["outcome"], Config()
+    assert record["config"] == config.to_dict(), "run experiments/record_default.py again"
+    line = result_line(Outcome(**told, seconds=0.0, out="", client_epsilon={}))
+    assert f"{line}; kept in runs/{config.data.name}-{config.method.name}-{config.policy}-...\n" in README
+    spent = SampledGaussian(
+        sample_rate=config.privacy.sample_rate, noise_multiplier=told["noise_multiplier"], steps=told["steps"]
+    )
+    assert told["epsilon"] == epsilon([spent], told["delta"]) <= config.privacy.epsilon
+    assert told["accuracy"] >= 90
+
+
+@pytest.mark.slow
+def test_the_default_still_gives_the_recorded_result(tmp_path):
+    from alidpfl.runs import Config, execute
+
+    told = json.loads((ROOT / "results" / "default.json").read_text())["outcome"]
+    outcome = execute(Config(), tmp_path / "run")
+    for name in ("epsilon", "steps", "stop_reason"):
+        assert getattr(outcome, name) == told[name]
+    assert outcome.accuracy == pytest.approx(told["accuracy"], abs=0.5)  # other processors round otherwise
 
 
 def test_the_reference_of_settings_is_that_of_the_program():

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests import mutants
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -70,3 +74,28 @@ def test_the_native_library_is_optional_at_build_time(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "none torch.Size([3])"
+
+
+def test_every_mutant_still_has_its_place():
+    for mutant in mutants.MUTANTS:
+        assert (ROOT / mutant.file).read_text().count(mutant.old) == 1, mutant.name
+        assert all((ROOT / test.partition("::")[0]).exists() for test in mutant.tests.split()), mutant.name
+
+
+@pytest.mark.parametrize("is_red", [False, True])
+def test_mutants_count_for_nothing_where_tests_are_red_anyway(tmp_path, monkeypatch, is_red):
+    for name in ("src", "tests", "benchmarks"):
+        (tmp_path / name).mkdir()
+    for name in ("setup.py", "README.md", "LICENSE"):
+        (tmp_path / name).touch()
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "src" / "code.py").write_text("ANSWER = 42\n")
+    (tmp_path / "tests" / "test_it.py").write_text(f"def test_it():\n    assert not {is_red}\n")
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    mutant = mutants.Mutant("wrong", "src/code.py", "42", "43", "tests/test_it.py")
+    if is_red:
+        with pytest.raises(SystemExit, match="fail without any mutant"):
+            mutants.check_baseline([mutant])
+    else:
+        mutants.check_baseline([mutant])
+        assert mutants.killer(mutant) is None  # nothing looks at the answer

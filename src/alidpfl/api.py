@@ -1,6 +1,7 @@
 """The Python way: a federation from your own model and your own clients, stepped through round by round."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,10 +14,10 @@ from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
+from alidpfl.inputs.lookup import named
 from alidpfl.methods import DEFAULT_POLICIES, Method, make_method
 from alidpfl.policies import Policy, make_policy
-from alidpfl.policies.lookup import named
-from alidpfl.privacy import PrivacyBudget
+from alidpfl.privacy import ACCOUNTANTS, PrivacyBudget, SampledGaussian
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,12 @@ class Privacy:
     noise_multiplier: float
     """σ; `noise_multiplier_for` finds the least that pays for a number of steps."""
     accountant: str = "pld"
+
+    def __post_init__(self) -> None:
+        """Refuse at once what the accounts would refuse later."""
+        SampledGaussian(sample_rate=self.sample_rate, noise_multiplier=self.noise_multiplier)
+        named("accountant", self.accountant, dict.fromkeys(ACCOUNTANTS))
+        _ = self.budget
 
     @property
     def budget(self) -> PrivacyBudget:
@@ -88,6 +95,7 @@ def federate(
     >>> len(steps), str(federation.stop_reason)
     (3, 'max_rounds')
     """
+    clients = _listed(clients)
     if isinstance(method, str):
         method = make_method(method, clip_norm=clip_norm, noise_multiplier=privacy.noise_multiplier)
     if policy is None:
@@ -98,9 +106,10 @@ def federate(
         raise ConfigError("test or public is one of the clients, whose records are private: pass other data, or none")
     if method.needs_public_loss and public is None:
         raise ConfigError(f"{method.name} looks at the loss on public data: pass public=(inputs, classes)")
-    return Federation(
+    data = _data(clients, test, public)
+    federation = Federation(
         model=model,
-        data=_data(clients, test, public),
+        data=data,
         method=method,
         policy=policy,
         ledger=ledger_for(method, privacy.budget, privacy.sample_rate, privacy.noise_multiplier, privacy.accountant),
@@ -110,6 +119,19 @@ def federate(
         processes=processes,
         device=device,
     )
+    if (weakness := privacy.budget.weakness(min(len(rows) for rows in data.clients))) is not None:
+        warnings.warn(weakness, stacklevel=2)
+    federation.check_time_limit()
+    return federation
+
+
+def _listed(clients: Iterable[Client]) -> list[Client]:
+    """Clients have numbers, not names: accounts, records and errors call them by their place in the list."""
+    if isinstance(clients, Mapping):
+        raise ConfigError(
+            f"clients is a {type(clients).__name__}, and clients go by number: pass list(clients.values())"
+        )
+    return list(clients)
 
 
 def _settings(

@@ -28,6 +28,7 @@ DataDir = Annotated[Path | None, typer.Option(help="Searched first, before $ALID
 _WIDTH_OF_A_PIPE = 200  # without a terminal, do not fold tables
 _MOST_COLUMNS = 40  # clients in the terminal's picture
 _SHADES = " ░▒▓█"
+_CORNER = "class ↓ client →"
 
 
 class PartitionKind(StrEnum):
@@ -70,7 +71,6 @@ def get(
     """
     from alidpfl import data
 
-    data.check_name(name, tuple(data.SOURCES))
     with _progress() as on_progress:
         folder = data.get(name, data.download_directory(data_dir), on_progress=on_progress)
     typer.echo(f"{name} is in {folder}")
@@ -168,22 +168,28 @@ def _print_json(
 
 
 def _print_picture(counts: "NDArray[np.int64]", title: str) -> None:
-    """Classes down, clients across: a shaded block and the number of samples in each cell."""
+    """Classes down, clients across, in as many tables as the width needs: number and shade in each cell."""
+    console = Console()  # on a pipe 80 columns or $COLUMNS
     shown = counts[:_MOST_COLUMNS]
-    left = len(counts) - len(shown)
-    table = Table("class", padding=(0, 0, 0, 1))
-    for client in range(len(shown)):
-        table.add_column(str(client), justify="right")
+    console.print(title)  # not as a table's title: that is folded to the table's width
     most = max(int(counts.max()), 1)
-    for label in range(counts.shape[1]):
-        table.add_row(str(label), *(_cell(int(number), most) for number in shown[:, label]))
-    table.add_section()
-    table.add_row("all", *(str(int(total)) for total in shown.sum(axis=1)))
-    console = _console()
-    console.print(title)  # not as the table's title: that is folded to the table's width
-    console.print(table)
-    if left:
+    cell_width = max(len(str(int(shown.sum(axis=1).max(initial=0)))), len(_cell(most, most))) + 2  # space and line
+    fitting = max(1, (console.width - len(_CORNER) - 4) // cell_width)
+    for start in range(0, len(shown), fitting):
+        console.print(_block(shown[start : start + fitting], start, most))
+    if (left := len(counts) - len(shown)) > 0:
         console.print(f"and {left} clients more: --plot or --json shows all")
+
+
+def _block(counts: "NDArray[np.int64]", first_client: int, most: int) -> Table:
+    table = Table(_CORNER, padding=(0, 0, 0, 1))
+    for client in range(len(counts)):
+        table.add_column(str(first_client + client), justify="right")
+    for label in range(counts.shape[1]):
+        table.add_row(str(label), *(_cell(int(number), most) for number in counts[:, label]))
+    table.add_section()
+    table.add_row("all", *(str(int(total)) for total in counts.sum(axis=1)))
+    return table
 
 
 def _cell(number: int, most: int) -> str:

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from alidpfl.errors import ConfigError
-from alidpfl.quantities import as_bytes, as_seconds
+from alidpfl.inputs.quantities import as_bytes, as_seconds
 
 _WIDTH_OF_A_PIPE = 200  # without a terminal, do not fold tables
-_COMPUTED_BY = ("planner", "policies", "privacy")
+_COMPUTED_BY = ("inputs", "planner", "policies", "privacy")
 
 
 def plan(  # noqa: PLR0917 - they are options
@@ -100,8 +100,8 @@ def _computed(wishes: dict[str, Any]) -> dict[str, Any]:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("loading the accountants", total=1.0)
+        from alidpfl.inputs.lookup import named
         from alidpfl.planner import MODEL_SIZES, Wishes, make_plan
-        from alidpfl.policies.lookup import named
 
         given = dict(wishes)
         model, num_params = given.pop("model"), given.pop("num_params")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 from alidpfl.errors import ConfigError
-from alidpfl.quantities import as_seconds
+from alidpfl.inputs.quantities import as_seconds
 
 if TYPE_CHECKING:
     from alidpfl.reproduction.grid import Cell, Grid
@@ -83,7 +83,7 @@ def tables(  # noqa: PLR0917 - they are options
 
     Example: alidpfl tables small --datasets mnist --format csv
     """
-    from alidpfl.policies.lookup import named
+    from alidpfl.inputs.lookup import named
     from alidpfl.reproduction.tables import FORMATS, make_table
 
     render = named("format", form, FORMATS)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from alidpfl.errors import ConfigError
 
@@ -58,6 +59,7 @@ def run(  # noqa: PLR0917 - they are options
         from alidpfl.runs import execute, load_config, resume
 
         if resume_dir is not None:
+            _say_if_finished(resume_dir)
             outcome = resume(resume_dir, listener=screen.listener(), tensorboard=tensorboard)
         else:
             settings = load_config(config, [*_data_dir_override(data_dir), *(overrides or [])])
@@ -80,6 +82,13 @@ def _check_plan(plan: str | None, max_epochs: float | None) -> None:
         raise ConfigError(f"--max-epochs {max_epochs:g} limits --plan auto; add that, or leave it out")
 
 
+def _say_if_finished(resume_dir: Path) -> None:
+    from alidpfl.store import RunDirectory
+
+    if RunDirectory.open(resume_dir).summary() is not None:
+        typer.echo(f"{resume_dir} is already finished: nothing is left to do", err=True)
+
+
 def _data_dir_override(data_dir: Path | None) -> list[str]:
     return [] if data_dir is None else [f"data.data_dir={json.dumps(str(data_dir))}"]
 
@@ -93,15 +102,19 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
         typer.echo(json.dumps(_without_nan(asdict(outcome)), allow_nan=False))
         return
     from alidpfl.cli_views import show
-    from alidpfl.views.tables import rounded_up
 
     show(Path(outcome.out))
+    typer.echo(f"{result_line(outcome)}; kept in {outcome.out}")
+
+
+def result_line(outcome: "Outcome") -> str:
+    """What came of it, with what it cost and what that does not cover."""
+    from alidpfl.views.tables import rounded_up
+
     made = " (synthetic data)" if outcome.is_synthetic else ""
     accuracy = "not evaluated" if outcome.accuracy is None else f"accuracy {outcome.accuracy:.2f} %{made}"
     covered = "" if outcome.covers_everything else f", which does NOT cover {'; '.join(outcome.uncovered)}"
-    typer.echo(
-        f"{accuracy} at ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}; kept in {outcome.out}"
-    )
+    return f"{accuracy} at ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}"
 
 
 def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +123,7 @@ def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Screen:
-    """A progress line on a terminal's standard error; without a terminal, only warnings."""
+    """Progress on standard error: a line that moves on a terminal; elsewhere a plain line for each evaluation."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -160,11 +173,18 @@ class _Screen:
 
     def _start(self, prepared: "Prepared", rounds_done: int) -> None:
         for warning in prepared.warnings:
-            self._console.print(f"[yellow]warning:[/] {warning}")
+            self._say("warning:", "yellow", warning)
         for shown in prepared.uncovered:
-            self._console.print(f"[red]epsilon does NOT cover this run:[/] it shows {shown}")
+            self._say("epsilon does NOT cover this run:", "bold red", f"it shows {shown}")
         settings = prepared.federation.training.settings
         self._progress.reset(self._task, total=settings.max_rounds, completed=rounds_done, description="training")
+
+    def _say(self, head: str, style: str, text: str) -> None:
+        """One line; folded only by a terminal, and never read as markup."""
+        if self._console.is_terminal:
+            self._console.print(Text.assemble((head, style), " ", text))
+        else:
+            typer.echo(f"{head} {text}", err=True)
 
     def _round(self, record: "RoundRecord", _seconds: float) -> None:
         if record.accuracy is not None:
@@ -173,5 +193,7 @@ class _Screen:
 
         total = self._progress.tasks[0].total
         spent = rounded_up(record.epsilon)
-        facts = f"round {record.round + 1}/{total:.0f}  τ {record.local_steps}  ε {spent}{self._accuracy}"
-        self._progress.update(self._task, completed=record.round + 1, facts=facts)
+        facts = f"round {record.number}/{total:.0f}  τ {record.local_steps}  ε {spent}{self._accuracy}"
+        self._progress.update(self._task, completed=record.number, facts=facts)
+        if record.accuracy is not None and not self._console.is_terminal:
+            typer.echo(facts, err=True)

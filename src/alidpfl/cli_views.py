@@ -60,9 +60,12 @@ def compare(
     if as_json:
         _print_json([_document(snapshot) for snapshot in snapshots])
         return
-    from alidpfl.views.tables import comparison_table
+    from alidpfl.views.comparison import comparison
 
-    _print(comparison_table(snapshots), *_curves(snapshots), *_notes(snapshots, plot))
+    console = Console()  # on a pipe 80 columns or $COLUMNS: tables are split rather than made as wide as they like
+    for part in comparison(snapshots, console.width):
+        console.print(part)
+    _print(*_curves(snapshots), *_notes(snapshots, plot))
 
 
 def _load(path: Path) -> "RunSnapshot":
@@ -89,7 +92,7 @@ def _curves(snapshots: "Sequence[RunSnapshot]") -> list[str]:
     from alidpfl.views import Series, plot, supports_unicode
 
     unicode = supports_unicode(sys.stdout)
-    width = max(_NARROWEST_PLOT, min(_WIDEST_PLOT, _console().width - _ROOM_FOR_AXES))
+    width = max(_NARROWEST_PLOT, min(_WIDEST_PLOT, Console().width - _ROOM_FOR_AXES))
     greek = {"τ": "τ", "ε": "ε"} if unicode else {"τ": "tau", "ε": "epsilon"}
     quantities: dict[str, Callable[[RoundRecord], float | None]] = {
         "test accuracy (%)": lambda record: record.accuracy,
@@ -113,7 +116,7 @@ def _points(
     snapshot: "RunSnapshot", value: "Callable[[RoundRecord], float | None]"
 ) -> list[tuple[float, float | None]]:
     # A round that was not evaluated is not a gap: the line goes on to the next that was. NaN is one.
-    return [(record.round, y) for record in snapshot.records if (y := value(record)) is not None]
+    return [(record.number, y) for record in snapshot.records if (y := value(record)) is not None]
 
 
 def _notes(snapshots: "Sequence[RunSnapshot]", plot: Path | None) -> list[str]:
@@ -124,7 +127,10 @@ def _notes(snapshots: "Sequence[RunSnapshot]", plot: Path | None) -> list[str]:
         for s in snapshots
         if s.can_go_on
     ]
-    notes += [f"{s.name}: {NOT_COVERED}: its ε is not a guarantee" for s in snapshots if not s.covers_everything]
+    for s in snapshots:
+        if not s.covers_everything:
+            reasons = f" ({'; '.join(s.uncovered)})" if s.uncovered else ""
+            notes.append(f"{s.name}: {NOT_COVERED}{reasons}: its ε is not a guarantee")
     notes += [f"figure written to {plot}"] if plot is not None else []
     return ["\n" + "\n".join(notes)] if notes else []
 

@@ -97,7 +97,7 @@ class RoundRecord:
     """What is known after a round: one line of `metrics.jsonl`. No clock, so that a rerun writes the same bytes."""
 
     round: int
-    """k, from 0."""
+    """k, from 0: so in every record, JSON and program. What a person reads counts from 1: `number`."""
     local_steps: int
     """τ of this round, before any client's own budget cut it."""
     steps: int
@@ -131,6 +131,11 @@ class RoundRecord:
     """% of the test set, where it was evaluated."""
     loss: float | None = None
     """Mean loss on the test set, where it was evaluated."""
+
+    @property
+    def number(self) -> int:
+        """Of the round, from 1, for tables, curves and messages."""
+        return self.round + 1
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `json.dumps`."""

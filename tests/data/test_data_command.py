@@ -120,6 +120,17 @@ def test_show_counts_every_sample(tmp_path):
     assert "2 clients, as they came" in text
 
 
+def test_show_fits_eighty_columns_and_says_what_is_what(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = output("show", "npz", "--data-dir", npz_folder(tmp_path, sizes=[100_000] * 23))
+    assert max(map(len, text.splitlines())) <= 80
+    heads = [line.replace("┃", " ").split() for line in text.splitlines() if "class" in line]
+    assert [head[:4] for head in heads] == [["class", "↓", "client", "→"]] * len(heads)
+    assert [int(client) for head in heads for client in head[4:]] == list(range(23))
+    totals = [line.replace("│", " ").split()[1:] for line in text.splitlines() if line.startswith("│ all")]
+    assert [total for block in totals for total in block] == ["100000"] * 23
+
+
 def test_show_warns_of_clients_whose_batches_are_mostly_empty(tmp_path):
     result = run("show", "npz", "--data-dir", npz_folder(tmp_path))
     assert "1 of the clients (0) expect less than one sample a batch at sample_rate=0.04" in result.stderr

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import alidpfl.data
-from alidpfl.data import Dataset, LabelledData, directories, load, scaled_images, split_validation
+from alidpfl.data import Dataset, LabelledData, directories, held_out_rows, load, scaled_images
 from alidpfl.data.sources import CIFAR10, FASHION_MNIST, MNIST
 from alidpfl.errors import AliDpflError, ConfigError, DataError
 from alidpfl.user_cache import user_cache
@@ -116,7 +116,7 @@ def test_a_wrong_name_is_told_the_nearest(wrong, right):
 
 
 def test_a_name_like_no_other_is_told_all():
-    with pytest.raises(ConfigError, match=r"'zzz' is not known \(there are strokes, mnist"):
+    with pytest.raises(ConfigError, match=r"'zzz' is not known.*There are: strokes, mnist"):
         load("zzz")
 
 
@@ -193,14 +193,13 @@ def test_layouts():
 
 
 def test_validation_is_held_out_of_training():
-    data = LabelledData(inputs=torch.arange(100.0)[:, None], targets=torch.zeros(100, dtype=torch.int64))
-    held = split_validation(data, 0.25, seed=0)
-    assert (len(held.train), len(held.validation)) == (75, 25)
-    both = torch.cat([held.train.inputs, held.validation.inputs]).flatten()
-    assert torch.equal(both.sort().values, torch.arange(100.0))
-    assert torch.equal(split_validation(data, 0.25, seed=0).validation.inputs, held.validation.inputs)
-    assert not torch.equal(split_validation(data, 0.25, seed=1).validation.inputs, held.validation.inputs)
-    assert held.validation.inputs.max() > 80  # not the first ones
-    for fraction in (0, 1, -0.1, 0.001, 0.999, float("nan"), "0.1"):
+    kept, held = held_out_rows(100, 0.25, seed=0)
+    assert (len(kept), len(held)) == (75, 25)
+    assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(100))
+    assert torch.equal(held_out_rows(100, 0.25, seed=0)[1], held)
+    assert not torch.equal(held_out_rows(100, 0.25, seed=1)[1], held)
+    assert int(held.max()) > 80  # not the first ones
+    assert [len(part) for part in held_out_rows(100, 0, seed=0)] == [100, 0]
+    for fraction in (1, -0.1, 0.001, 0.999, float("nan"), "0.1"):
         with pytest.raises(AliDpflError, match="fraction"):
-            split_validation(data, fraction, seed=0)
+            held_out_rows(100, fraction, seed=0)

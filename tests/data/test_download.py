@@ -13,7 +13,7 @@ import pytest
 
 from alidpfl.data import SOURCES, download, get, transfer
 from alidpfl.data.sources import Archive, KnownFile, Source
-from alidpfl.errors import DataError
+from alidpfl.errors import ConfigError, DataError
 
 from .server import Site, serving
 
@@ -263,7 +263,7 @@ def test_an_archive_with_a_wrong_sum_is_not_unpacked(site, tmp_path):
 
 
 def test_what_cannot_be_downloaded(tmp_path):
-    with pytest.raises(DataError, match="'strokes' is not a data set to download; these are: mnist"):
+    with pytest.raises(ConfigError, match=r"data set to download='strokes' is not known; .*There are: mnist"):
         get("strokes", tmp_path)
 
 

@@ -112,7 +112,7 @@ def test_when_all_that_is_drawn_falls_on_full_clients_those_with_room_share():
         ({"num_clients": 10_000}, "need 100000 samples, but there are 60000"),
         ({"num_clients": 0}, "num_clients=0 must be at least 1"),
         ({"num_clients": 2.5}, "whole number"),
-        ({"beta": 0.0}, "beta=0.0 must be a number above 0"),
+        ({"beta": 0.0}, "beta=0.0 must be above 0"),
         ({"beta": float("nan")}, "beta=nan"),
         ({"seed": -1}, "seed=-1"),
         ({"num_clients": 3000, "min_samples": 20, "max_tries": 2}, "raise beta"),

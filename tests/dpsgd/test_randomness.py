@@ -104,6 +104,37 @@ def test_secure_streams_never_repeat():
     assert not RandomStream.seeded(0).is_secure
 
 
+def _fresh() -> RandomStream:
+    return RandomStream.secure()
+
+
+def _after_a_fork() -> RandomStream:
+    stream = RandomStream.secure()
+    stream._owner = -1  # as a forked process finds it
+    return stream
+
+
+@pytest.mark.parametrize("make", [_fresh, _after_a_fork])
+def test_many_secure_streams_are_all_different(make):
+    """20,000 keys out of fewer than 2^27 would collide almost surely."""
+    assert len({make()._words(4).numpy().tobytes() for _ in range(20_000)}) == 20_000
+
+
+@pytest.mark.parametrize("make", [_fresh, _after_a_fork])
+def test_all_256_bits_of_a_secure_key_come_from_the_system(make, monkeypatch):
+    """No collision shows how few of a large number of keys are used; each bit of entropy must change the stream."""
+    asked = []
+
+    def stream_from(entropy: bytes) -> bytes:
+        monkeypatch.setattr(os, "urandom", lambda count: asked.append(count) or entropy[:count])
+        return make()._words(4).numpy().tobytes()
+
+    zero = bytes(32)
+    changed = {stream_from((1 << bit).to_bytes(32, "little")) for bit in range(256)}
+    assert len(changed | {stream_from(zero)}) == 257
+    assert set(asked) == {32}
+
+
 def test_a_result_is_not_overwritten_by_the_next_draw():
     stream = RandomStream.seeded(2)
     first = stream.uniform(10)

@@ -26,7 +26,7 @@ def test_the_models_are_as_large_as_they_say():
         ({"samples": 9}, "samples=9"),
         ({"max_rounds": 0}, "max_rounds=0 leaves nothing to train: one round is the least"),
         ({"max_rounds": -3}, "max_rounds=-3"),
-        ({"sample_rate": 64}, "sample_rate=64.0 must be in .0, 1.; did you pass a batch size"),
+        ({"sample_rate": 64}, "sample_rate=64 must be in .0, 1.; did you pass a batch size"),
         ({"noise_multiplier": -1.0}, "noise_multiplier=-1"),
         ({"num_params": 0}, "num_params=0"),
         ({"smallest_client": 6001}, "smallest_client=6001"),

@@ -1,13 +1,16 @@
 """Messages name the value and the remedy."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 
 from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.privacy import (
+    FilteredLedger,
     GaussianRelease,
+    PlannedLedger,
     PrivacyBudget,
     RdpFilter,
     SampledGaussian,
@@ -26,40 +29,40 @@ RATE_RULE = "must be in (0, 1]; did you pass a batch size?"
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: PrivacyBudget(epsilon=0, delta=1e-5), "epsilon=0.0 must be finite and above 0"),
+        (lambda: PrivacyBudget(epsilon=0, delta=1e-5), "epsilon=0 must be finite and above 0"),
         (lambda: PrivacyBudget(epsilon=-1.5, delta=1e-5), "epsilon=-1.5 must be finite and above 0"),
         (lambda: PrivacyBudget(epsilon=math.inf, delta=1e-5), "epsilon=inf must be finite and above 0"),
         (lambda: PrivacyBudget(epsilon=math.nan, delta=1e-5), "epsilon=nan must be finite and above 0"),
         (lambda: PrivacyBudget(epsilon=True, delta=1e-5), "epsilon=True must be a number, not bool"),
         (lambda: PrivacyBudget(epsilon="2", delta=1e-5), "epsilon='2' must be a number, not str"),
-        (lambda: PrivacyBudget(epsilon=1, delta=0), f"delta=0.0 {DELTA_RULE}"),
-        (lambda: PrivacyBudget(epsilon=1, delta=1), f"delta=1.0 {DELTA_RULE}"),
+        (lambda: PrivacyBudget(epsilon=1, delta=0), f"delta=0 {DELTA_RULE}"),
+        (lambda: PrivacyBudget(epsilon=1, delta=1), f"delta=1 {DELTA_RULE}"),
         (lambda: PrivacyBudget(epsilon=1, delta=math.nan), f"delta=nan {DELTA_RULE}"),
         (lambda: PrivacyBudget(epsilon=1, delta=None), "delta=None must be a number, not NoneType"),
         (lambda: SampledGaussian(**STEP | {"sample_rate": 1.4}), f"sample_rate=1.4 {RATE_RULE}"),
-        (lambda: SampledGaussian(**STEP | {"sample_rate": 0}), f"sample_rate=0.0 {RATE_RULE}"),
+        (lambda: SampledGaussian(**STEP | {"sample_rate": 0}), f"sample_rate=0 {RATE_RULE}"),
         (lambda: SampledGaussian(**STEP | {"sample_rate": math.nan}), f"sample_rate=nan {RATE_RULE}"),
-        (lambda: SampledGaussian(**STEP | {"noise_multiplier": 0}), f"noise_multiplier=0.0 {NOISE_RULE}"),
+        (lambda: SampledGaussian(**STEP | {"noise_multiplier": 0}), f"noise_multiplier=0 {NOISE_RULE}"),
         (lambda: SampledGaussian(**STEP | {"noise_multiplier": math.inf}), f"noise_multiplier=inf {NOISE_RULE}"),
         (lambda: SampledGaussian(**STEP, steps=0), "steps=0 must be between 1 and 10000000"),
         (lambda: SampledGaussian(**STEP, steps=10**8), "steps=100000000 must be between 1 and 10000000"),
         (lambda: SampledGaussian(**STEP, steps=2.0), "steps=2.0 must be a whole number, not float"),
         (lambda: SampledGaussian(**STEP, steps=True), "steps=True must be a whole number, not bool"),
-        (lambda: GaussianRelease(noise_multiplier=-1), f"noise_multiplier=-1.0 {NOISE_RULE}"),
+        (lambda: GaussianRelease(noise_multiplier=-1), f"noise_multiplier=-1 {NOISE_RULE}"),
         (lambda: GaussianRelease(noise_multiplier=1, count=0), "count=0 must be between 1 and 10000000"),
         (lambda: epsilon([], 2.0), f"delta=2.0 {DELTA_RULE}"),
         (
             lambda: epsilon([], 1e-5, "PDL"),
-            "accountant='PDL' must be one of rdp-paper, rdp, pld; did you mean 'pld'?",
+            "accountant='PDL' is not known; did you mean 'pld'? There are: rdp-paper, rdp, pld",
         ),
         (
             lambda: epsilon(["step"], 1e-5),
             "mechanism='step' must be a SampledGaussian or a GaussianRelease",
         ),
-        (lambda: max_steps(GOOD, 64, 1.0), f"sample_rate=64.0 {RATE_RULE}"),
+        (lambda: max_steps(GOOD, 64, 1.0), f"sample_rate=64 {RATE_RULE}"),
         (lambda: max_steps(GOOD, 0.1, 0.0), f"noise_multiplier=0.0 {NOISE_RULE}"),
         (lambda: noise_multiplier_for(GOOD, 0.1, 0), "steps=0 must be between 1 and 10000000"),
-        (lambda: noise_multiplier_for(GOOD, 7, 10), f"sample_rate=7.0 {RATE_RULE}"),
+        (lambda: noise_multiplier_for(GOOD, 7, 10), f"sample_rate=7 {RATE_RULE}"),
         (lambda: RdpFilter(budget=GOOD, order=1), "order=1 must be between 2 and 512"),
         (lambda: RdpFilter(budget=GOOD, order=8, rdp_spent=-1.0), "rdp_spent=-1.0 must be finite and at least 0"),
     ],
@@ -81,8 +84,26 @@ def test_what_one_step_would_need_is_in_the_message():
         max_steps(PrivacyBudget(epsilon=0.5, delta=1e-5), 0.015, 1.1, accountant="rdp")
     assert str(error.value) == (
         "epsilon=0.5 at delta=1e-05 does not pay for one step at sample_rate=0.015, noise_multiplier=1.1 by rdp: "
-        "raise epsilon to 0.864 or more, or the noise multiplier (see noise_multiplier_for)"
+        "raise epsilon to 0.864 or more, or noise_multiplier"
     )
+    assert max_steps(PrivacyBudget(epsilon=0.864, delta=1e-5), 0.015, 1.1, accountant="rdp") >= 1
+
+
+@pytest.mark.parametrize("kind", [FilteredLedger, partial(PlannedLedger, accountant="rdp")])
+def test_accounts_that_pay_for_no_step_say_which_noise_would(kind):
+    budget = PrivacyBudget(epsilon=0.5, delta=1e-5)
+    told = r"raise epsilon to 0\.864 or more, or noise_multiplier; noise_multiplier=1\.395 would do"
+    with pytest.raises(BudgetExceededError, match=told):
+        kind(budget, 0.015, 1.1)
+    assert kind(budget, 0.015, 1.395).max_steps >= 1
+    assert kind(PrivacyBudget(epsilon=0.864, delta=1e-5), 0.015, 1.1).max_steps >= 1
+
+
+@pytest.mark.parametrize(("delta", "num_records", "weak"), [(1e-3, 999, False), (1e-3, 1000, True), (0.5, 1, False)])
+def test_a_delta_that_lets_a_record_be_published_is_called_weak(delta, num_records, weak):
+    found = PrivacyBudget(epsilon=1, delta=delta).weakness(num_records)
+    assert (found is not None) is weak
+    assert not weak or f"delta={delta:g} is not below 1/{num_records}" in found
 
 
 @pytest.mark.parametrize("ask", [lambda s: max_steps(GOOD, 0.1, 1.0, already_spent=s),

@@ -28,20 +28,33 @@ def _error(*overrides: str) -> str:
         ("method.name=ali_dpfk", ["method.name='ali_dpfk'", "'fedavg_dp'", "did you mean 'ali_dpfl'?"]),
         ("method.policy=rato", ["method.policy='rato'", "'corrected'", "did you mean 'ratio'?"]),
         ('unsafe=["signals"]', ["privacy.unsafe.0='signals'", "did you mean 'unaccounted-signals'?"]),
-        ("method.name=3", ["method.name=3", "'adap_dpfl'"]),
-        ("privacy.epsilon=much", ["privacy.epsilon='much'", "valid number"]),
-        ("privacy.epsilon=-1", ["privacy.epsilon=-1", "greater than 0"]),
-        ("privacy.epsilon=nan", ["privacy.epsilon=nan", "finite"]),
-        ("privacy.delta=1", ["privacy.delta=1", "less than 1"]),
-        ("sample_rate=1.5", ["privacy.sample_rate=1.5", "less than or equal to 1"]),
-        ("max_rounds=0", ["federation.max_rounds=0", "greater than or equal to 1"]),
-        ("max_rounds=2.5", ["federation.max_rounds=2.5", "valid integer"]),
-        ("data.clients=[1, 2]", ["data.clients=[1, 2]", "valid integer"]),
-        ("pixel_range=[1]", ["data.pixel_range"]),
+        ("method.name=3", ["method.name=3 must be one of", '"adap_dpfl"']),
+        ("privacy.epsilon=much", ["privacy.epsilon='much' must be a number > 0, such as 2.0"]),
+        ("privacy.epsilon=-1", ["privacy.epsilon=-1 must be a number > 0"]),
+        ("privacy.epsilon=nan", ["privacy.epsilon=nan must be a number > 0"]),
+        ("privacy.delta=1", ["privacy.delta=1 must be a number > 0, < 1, such as 1e-05"]),
+        ("sample_rate=1.5", ["privacy.sample_rate=1.5 must be a number > 0, ≤ 1"]),
+        ("max_rounds=0", ["federation.max_rounds=0 must be a whole number ≥ 1, such as 50"]),
+        ("max_rounds=2.5", ["federation.max_rounds=2.5 must be a whole number"]),
+        ("data.clients=[1, 2]", ["data.clients=[1, 2] must be a whole number"]),
+        ("pixel_range=[1]", ["data.pixel_range=[1] must be a list of 2 numbers, such as [-1.0, 1.0]"]),
+        ('pixel_range=["a", true]', ["data.pixel_range=['a', True] must be a list of 2 numbers"]),
+        ("unsafe=yes", ["privacy.unsafe='yes' must be a list of", 'such as ["unaccounted-signals"]']),
+        ("unsafe=[3]", ["privacy.unsafe=[3] must be a list of"]),
+        ("privacy.epsilon=true", ["privacy.epsilon=true must be a number"]),
+        ('privacy.epsilon="4"', ["privacy.epsilon='4' must be a number"]),
+        ("privacy.epsilon=[4]", ["privacy.epsilon=[4] must be a number"]),
+        ("max_rounds=true", ["federation.max_rounds=true must be a whole number"]),
+        ('max_rounds="3"', ["federation.max_rounds='3' must be a whole number"]),
+        ("noise_multiplier=false", ["privacy.noise_multiplier=false must be a number > 0, such as 1.1"]),
+        ("data_dir=3", ["data.data_dir=3 must be text, such as"]),
+        ("options=3", ["method.options=3 must be a table, such as {draws = 2}"]),
+        ("time_limit=true", ["federation.time_limit=true must be a duration"]),
+        ("traffic_limit=1.5", ["federation.traffic_limit=1.5 must be a size"]),
         ("seed=-1", ["run.seed=-1"]),
         ("data={}", ["--set data"]),
-        ("time_limit=soon", ["federation.time_limit='soon'", "a duration such as 90, 15m or 2h"]),
-        ("time_limit=0", ["federation.time_limit=0", "greater than 0"]),
+        ("time_limit=soon", ["federation.time_limit='soon'", 'must be a duration > 0, such as "2h"']),
+        ("time_limit=0", ["federation.time_limit=0 must be a duration > 0"]),
         ("time_limit=-5m", ["federation.time_limit='-5m'", "2h"]),
         ("traffic_limit=5 parsecs", ["federation.traffic_limit='5 parsecs'", "5GB"]),
         ("traffic_limit=" + "9" * 400 + "GB", ["federation.traffic_limit", "5GB"]),
@@ -61,6 +74,32 @@ def test_a_mistake_is_named_with_its_remedy(override, parts):
     assert all(part in message for part in parts), message
     assert "\n" not in message
     assert len(message) < 500
+
+
+_WRONG = (True, "abc", "4", [1], {"a": 1}, 3, 2.5, float("nan"))
+
+
+@pytest.mark.parametrize("key", [f"{section}.{name}" for section, names in keys().items() for name in names])
+def test_whatever_is_wrong_with_a_setting_is_said_in_our_words(key):
+    """For every setting and every kind of value: accepted, or one line with the key, the value and an example."""
+    section, name = key.split(".")
+    for value in _WRONG:
+        with contextlib.suppress(ConfigError):
+            found = getattr(getattr(parse_config({section: {name: value}}), section), name)
+            assert not isinstance(value, bool), f"{key}={value} was taken for a number"
+            assert type(found) in (type(value), float, int)
+            continue
+        with pytest.raises(ConfigError, match=re.escape(key)) as caught:
+            parse_config({section: {name: value}})
+        message = str(caught.value)
+        assert " must be " in message
+        assert "\n" not in message
+        assert not re.search("[Ii]nput|valid |pydantic|string|tuple|dictionary|integer", message)
+
+
+def test_a_section_that_is_none():
+    with pytest.raises(ConfigError, match=r'data=3 must be a section, such as data\.name="strokes"'):
+        parse_config({"data": 3})
 
 
 def test_several_mistakes_are_named_at_once():

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 import torch
 
 from alidpfl import RunDirectory, execute, resume
 from alidpfl.data import load as load_dataset
+from alidpfl.engines.runner import Runner
 from alidpfl.engines.simulation import Simulation
 from alidpfl.errors import AliDpflError, BudgetExceededError, ConfigError
 from alidpfl.federation.loop import Training
@@ -142,10 +144,37 @@ def test_a_traffic_limit_is_never_crossed(tmp_path):
         assert records[-1].accuracy is not None
 
 
-def test_a_limit_below_one_round_trains_nothing_and_spends_nothing(tmp_path):
-    outcome = execute(config(federation__traffic_limit=100), tmp_path / "run")
-    assert (outcome.stop_reason, outcome.rounds, outcome.epsilon) == ("traffic_limit", 0, 0.0)
-    assert outcome.accuracy is not None
+def test_a_traffic_limit_below_one_round_is_refused_with_the_least_that_would_do(tmp_path):
+    with pytest.raises(ConfigError, match=r"traffic_limit=100 \(bytes\) does not pay for one round") as caught:
+        execute(config(federation__traffic_limit=100), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    least = int(re.search(r"set at least (\d+)", str(caught.value))[1])
+    assert execute(config(federation__traffic_limit=least), tmp_path / "run").rounds == 1
+    with pytest.raises(ConfigError, match="traffic_limit"):
+        prepare(config(federation__traffic_limit=least - 1))
+
+
+def test_a_time_limit_below_one_round_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Runner, "rehearse", lambda self, params, plan: 5.0)
+    told = r"time_limit=4 \(seconds\) does not pay for one round, which takes about .* set at least (\d+)"
+    with pytest.raises(ConfigError, match=told) as caught:
+        execute(config(federation__time_limit=4), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    least = re.search(told, str(caught.value))[1]
+    assert execute(config(federation__time_limit=f"{least}s"), tmp_path / "run").rounds == 6
+
+
+def test_a_rehearsal_spends_nothing_and_changes_nothing(tmp_path):
+    plain = execute(config(), tmp_path / "plain")
+    limited = execute(config(federation__time_limit="1h"), tmp_path / "limited")
+    assert limited.client_epsilon == plain.client_epsilon
+    models = [RunDirectory.open(tmp_path / name).read_model()[0] for name in ("plain", "limited")]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_a_delta_too_large_for_the_smallest_client_is_warned_of():
+    (warning,) = prepare(config(privacy__delta=0.02)).warnings
+    assert re.search(r"delta=0\.02 is not below 1/\d+, and a client has \d+ records", warning)
 
 
 class _Clock:
@@ -347,8 +376,8 @@ def test_tensorboard_files_can_be_read(tmp_path):
     events.Reload()
     records = RunDirectory.open(tmp_path / "run").records()
     found = {event.step: event.value for event in events.Scalars("epsilon")}
-    assert found == {r.round: pytest.approx(r.epsilon, rel=1e-6) for r in records}
-    assert [e.step for e in events.Scalars("accuracy")] == [2, 5]
+    assert found == {r.number: pytest.approx(r.epsilon, rel=1e-6) for r in records}
+    assert [e.step for e in events.Scalars("accuracy")] == [3, 6]
 
 
 def test_records_are_plain_json(tmp_path):

@@ -38,7 +38,31 @@ def test_without_json_it_shows_the_result(tmp_path):
     printed = float(re.search(r"ε = ([\d.]+)", last)[1])
     assert summary["epsilon"] <= printed < summary["epsilon"] + 1e-3  # rounded towards the private side
     assert "NOT" not in result.stdout
-    assert result.stderr == ""
+
+
+def test_on_a_pipe_every_evaluation_is_one_plain_line(tmp_path):
+    result = alidpfl(*run_arguments(tmp_path / "run"), "--json")  # 6 rounds, evaluated every third
+    records = RunDirectory.open(tmp_path / "run").records()
+    lines = result.stderr.splitlines()
+    assert len(lines) == 2
+    for line, number in zip(lines, (3, 6), strict=True):
+        record = records[number - 1]
+        told = re.fullmatch(r"round (\d)/6  τ (\d+)  ε ([\d.]+)  accuracy ([\d.]+) %", line)
+        assert told, line
+        assert (int(told[1]), int(told[2])) == (number, record.local_steps)
+        assert record.epsilon <= float(told[3]) < record.epsilon + 1e-3
+        assert float(told[4]) == pytest.approx(record.accuracy, abs=0.051)
+    assert len(result.stdout.splitlines()) == 1
+    json.loads(result.stdout)
+
+
+def test_a_finished_run_says_so_when_it_is_resumed(tmp_path):
+    first = alidpfl(*run_arguments(tmp_path / "run", federation__max_rounds=1))
+    assert "already finished" not in first.stderr
+    again = alidpfl("run", "--resume", tmp_path / "run")
+    assert again.exit_code == 0
+    assert again.stderr == f"{tmp_path / 'run'} is already finished: nothing is left to do\n"
+    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
 
 
 def test_a_file_and_overrides(tmp_path):
@@ -55,14 +79,17 @@ def test_unnoised_signals_are_told(tmp_path):
     result = alidpfl(*run_arguments(tmp_path / "run", **unsafe))
     assert result.exit_code == 0
     assert "does NOT cover un-noised signals of the clients" in result.stdout
-    assert "epsilon does NOT cover this run" in " ".join(result.stderr.split())
+    assert "epsilon does NOT cover this run: it shows un-noised signals of the clients" in result.stderr.splitlines()
+    assert re.search("not covered +│ un-noised signals of the clients", result.stdout)
     told = json.loads(alidpfl("run", "--resume", tmp_path / "run", "--json").stdout.splitlines()[-1])
     assert told["covers_everything"] is False
 
 
 def test_small_clients_are_warned_of(tmp_path):
     result = alidpfl(*run_arguments(tmp_path / "run", privacy__sample_rate=0.01, federation__max_rounds=1), "--json")
-    assert "2 of 4 clients expect less than one record a batch" in " ".join(result.stderr.split())
+    (warning,) = [line for line in result.stderr.splitlines() if line.startswith("warning:")]
+    assert "2 of 4 clients expect less than one record a batch" in warning
+    assert warning.endswith("raise privacy.sample_rate or data.min_samples")  # on a pipe lines are not folded
     json.loads(result.stdout)  # the warning is not among the results
 
 
@@ -85,6 +112,11 @@ def _finished(tmp_path):
         (["--set", "method.policy=paper"], "unaccounted-signals"),
         (["--set", "method.options.clip_norm=2"], "method.options of ali_dpfl='clip_norm'"),
         (["--set", "noise_multiplier=0.01"], "does not pay for one step"),
+        (["--set", "noise_multiplier=0.01"], " would do"),
+        (["--set", "unsafe=yes"], "privacy.unsafe='yes' must be a list of"),
+        (["--set", "clients_per_round=5"], "clients_per_round=5 is more than the 4 clients there are"),
+        (["--set", "traffic_limit=1KB"], "traffic_limit=1000 (bytes) does not pay for one round"),
+        (["--set", "time_limit=1e-7"], "time_limit=1e-07 (seconds) does not pay for one round"),
         (["--set", "device=cuda"], "CUDA"),
         (["--set", "data.name=mnist", "--data-dir", "{tmp}/empty"], "mnist"),
     ],

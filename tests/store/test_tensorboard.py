@@ -20,7 +20,10 @@ def test_every_measured_quantity_is_written(tmp_path):
         events = EventAccumulator(str(tmp_path / "events"))
         events.Reload()
     assert set(events.Tags()["scalars"]) == {"accuracy", "loss", "local_steps", "epsilon", "learning_rate"}
-    assert [(event.step, event.value) for event in events.Scalars("accuracy")] == [(0, 60.0), (2, 62.0)]
+    assert [(event.step, event.value) for event in events.Scalars("accuracy")] == [
+        (1, 60.0),
+        (3, 62.0),
+    ]
     assert [event.value for event in events.Scalars("local_steps")] == [2, 3, 4, 2]
 
 
@@ -39,7 +42,7 @@ def test_a_resumed_run_replaces_the_rounds_that_were_lost(tmp_path):
 
         events = EventAccumulator(str(tmp_path))
         events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(0, 1.0), (1, 1.0), (2, 2.0)]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1.0), (2, 1.0), (3, 2.0)]
 
 
 def test_without_the_package_the_remedy_is_said(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ def test_three_panels_with_a_line_for_each_run(snapshots):
     assert epsilon.get_xlabel() == "round"
     assert [len(axes.get_lines()) for axes in (accuracy, steps, epsilon)] == [2, 2, 2]
     line = accuracy.get_lines()[0]
-    assert list(line.get_xdata()) == [0, 2, 4]  # where it was evaluated
+    assert list(line.get_xdata()) == [1, 3, 5]  # where it was evaluated, counted from 1
     assert list(line.get_ydata()) == [60.0, 62.0, 64.0]
     assert list(steps.get_lines()[1].get_ydata()) == [2, 3, 4, 2, 3]
     assert [text.get_text() for text in accuracy.get_legend().get_texts()] == ["one", "two"]

@@ -3,22 +3,29 @@ import io
 import pytest
 from rich.console import Console
 
+from alidpfl.store import RunDirectory
 from alidpfl.types import StopReason
 from alidpfl.views import RunSnapshot
-from alidpfl.views.tables import comparison_table, summary_table
+from alidpfl.views.comparison import comparison
+from alidpfl.views.tables import summary_table
 from tests.views.runs import CONFIG, SUMMARY, make_run
 
 
-def rendered(table):
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    console.print(table)
+def rendered(*parts, width=200):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    for part in parts:
+        console.print(part)
     return console.file.getvalue()
 
 
-def rows(table):
+def compared(snapshots, width=200):
+    return rendered(*comparison(snapshots, width), width=width)
+
+
+def rows(*table):
     cells = [
         [cell.strip() for cell in line.strip("│┃ \n").replace("┃", "│").split("│")]
-        for line in rendered(table).splitlines()
+        for line in rendered(*table).splitlines()
     ]
     return {first: rest for first, *rest in cells if rest}
 
@@ -34,14 +41,20 @@ def test_the_summary_of_a_finished_run(tmp_path):
         "schedule": ["fixed"],
         "clients": ["10"],
         "partition": ["dirichlet(0.05)"],
-        "R_s": ["158"],
+        "rounds at most, R_s": ["158"],
+        "sample rate q": ["0.015"],
+        "noise σ": ["1.1"],
+        "clip norm C": ["1"],
+        "step size η": ["0.5"],
+        "accountant": ["pld"],
         "δ": ["1e-05"],
         "seed": ["7"],
         "ε spent": ["1.9877 of 2"],
         "steps": ["15"],
         "rounds": ["5"],
         "accuracy": ["63.21 %"],
-        "best accuracy": ["64.00 % (round 4)"],
+        "best accuracy": ["64.00 %"],
+        "best in round": ["5"],
         "stopped by": ["privacy budget"],
         "seconds": ["12.3"],
     }
@@ -80,38 +93,92 @@ def test_a_guarantee_that_does_not_hold_is_said_in_the_table(tmp_path, told_by):
     assert rows(summary_table(bad))["WARNING"] == ["ε does NOT cover all that was shown"]
     assert rows(summary_table(bad))["ε spent"] == ["1.9877 of 2 (!)"]
     assert "WARNING" not in rows(summary_table(good))
-    assert rendered(comparison_table([good, bad])).count("ε does NOT cover all that was shown") == 1
-    assert rows(comparison_table([good, bad]))["good"][0] == "1.9877 of 2"
+    assert rows(*comparison([good, bad], 200))["ε covers all"] == ["yes", "NO (!)"]
+    assert rows(*comparison([good, bad], 200))["ε spent"] == ["1.9877 of 2", "1.9877 of 2 (!)"]
+    assert "ε covers all" not in rows(*comparison([good, good], 200))
+
+
+@pytest.mark.parametrize("told_by", ["summary", "environment"])
+def test_the_reasons_why_it_does_not_hold_are_said(tmp_path, told_by):
+    reasons = {"uncovered": ["the number of classes", "un-noised signals"]}
+    summary = {**SUMMARY, "covers_everything": False, **reasons} if told_by == "summary" else None
+    path = make_run(tmp_path / "bad", summary=summary, covers_everything=False)
+    if told_by == "environment":  # while it runs, there is no summary yet
+        RunDirectory.open(path).write_environment(reasons)
+    snapshot = RunSnapshot.load(path)
+    said = rendered(summary_table(snapshot))
+    assert all(f"│ not covered         │ {reason}" in said for reason in reasons["uncovered"])
+    assert snapshot.facts()["uncovered"] == reasons["uncovered"]
+    assert RunSnapshot.load(make_run(tmp_path / "good")).uncovered == ()
+
+
+def test_noise_that_was_calibrated_is_told_by_the_run(tmp_path):
+    config = {**CONFIG, "privacy": {key: v for key, v in CONFIG["privacy"].items() if key != "noise_multiplier"}}
+    by_record = make_run(tmp_path / "a", config=config, noise_multiplier=2.5)
+    by_summary = make_run(tmp_path / "b", config=config, rounds=0, summary={**SUMMARY, "noise_multiplier": 2.75})
+    found = [rows(summary_table(RunSnapshot.load(path)))["noise σ"] for path in (by_record, by_summary)]
+    assert found == [["2.5"], ["2.75"]]
 
 
 @pytest.mark.parametrize("config", [{}, {"data": 3, "method": {"name": [1]}}, {"privacy": {"epsilon": "two"}}])
 def test_a_config_that_lacks_everything_still_shows(tmp_path, config):
     snapshot = RunSnapshot.load(make_run(tmp_path / "bare", config=config, rounds=0, summary={}))
     assert rows(summary_table(snapshot))["dataset"] == ["-"]
-    assert rows(comparison_table([snapshot]))["bare"]
+    assert "bare" in compared([snapshot])
 
 
-def test_a_comparison_shows_what_differs_and_keeps_the_rest_in_the_caption(tmp_path):
-    other = {**CONFIG, "method": {**CONFIG["method"], "policy": "ratio"}}
+def changed(**settings):
+    found = {section: dict(values) for section, values in CONFIG.items()}
+    for key, value in settings.items():
+        section, _, name = key.partition("__")
+        found[section][name] = value
+    return found
+
+
+def test_a_comparison_shows_every_setting_that_differs_and_no_other(tmp_path):
+    other = changed(method__learning_rate=4.0, privacy__accountant="rdp", privacy__sample_rate=0.04, run__extra=True)
+    other["method"]["options"] = {"draws": 2}
     snapshots = [
         RunSnapshot.load(make_run(tmp_path / "one", summary=SUMMARY)),
         RunSnapshot.load(make_run(tmp_path / "two", config=other)),
     ]
-    table = rows(comparison_table(snapshots))
-    assert table["run"] == [
-        "policy", "ε spent", "steps", "rounds", "accuracy", "best accuracy", "stopped by", "seconds"
-    ]  # fmt: skip
-    assert table["one"][0] == "corrected"
-    assert table["two"][0] == "ratio"
-    assert table["two"][-2] == "running or interrupted"
-    caption = " ".join(rendered(comparison_table(snapshots)).split())
-    assert "in all runs: dataset mnist, model paper_cnn, method ali_dpfl, schedule fixed" in caption
+    table = rows(*comparison(snapshots, 200))
+    assert table.pop("run") == ["one", "two"]
+    settings = {key: cells for key, cells in table.items() if "." in key}
+    assert settings == {
+        "privacy.accountant": ["pld", "rdp"],
+        "privacy.sample_rate": ["0.015", "0.04"],
+        "method.learning_rate": ["0.5", "4"],
+        "method.options.draws": ["-", "2"],
+        "run.extra": ["-", "True"],
+    }
+    assert table["accuracy"] == ["63.21 %", "64.00 %"]
+    assert table["stopped by"] == ["privacy budget", "running or interrupted"]
+    assert "5 settings differ, 14 are the same" in compared(snapshots)
+    assert "no setting differs, 17 are the same" in compared(snapshots[:1] * 2)
+
+
+def test_many_runs_fit_eighty_columns(tmp_path):
+    snapshots = [
+        RunSnapshot.load(make_run(tmp_path / f"strokes-ali_dpfl-ratio-20261116-{n}", config=changed(run__seed=n)))
+        for n in range(7)
+    ]
+    said = compared(snapshots, width=80)
+    assert max(map(len, said.splitlines())) <= 80
+    for place, snapshot in enumerate(snapshots, 1):
+        assert f"run {place}: {snapshot.name}\n" in said
+    seeds = [cell.strip() for line in said.splitlines() if "run.seed" in line for cell in line.split("│")[2:-1]]
+    assert seeds == [str(n) for n in range(7)]
+    heads = [cell.strip() for line in said.splitlines() if line.startswith("┃ run") for cell in line.split("┃")[2:-1]]
+    assert heads == [str(n) for n in range(1, 8)]
+    assert said.count("┃ run") == 4  # two runs a table: "running or interrupted" is wide
+    assert said.count("…") == 0
 
 
 def test_a_folder_name_is_not_markup(tmp_path):
     snapshot = RunSnapshot.load(make_run(tmp_path / "[red]x[bold]", summary=SUMMARY))
     assert "[red]x[bold]" in rendered(summary_table(snapshot))
-    assert "[red]x[bold]" in rendered(comparison_table([snapshot]))
+    assert "[red]x[bold]" in compared([snapshot])
 
 
 def test_an_unbounded_epsilon_and_a_lost_model_still_show(tmp_path):

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -50,6 +51,16 @@ def test_show_warns_of_unnoised_signals(tmp_path):
     assert "ε does NOT cover all that was shown: its ε is not a guarantee" in text
 
 
+def test_rounds_are_counted_from_one_where_people_read_them(tmp_path):
+    path = make_run(tmp_path / "first", summary=SUMMARY)
+    axes = [line.split() for line in run("show", path).splitlines() if line.endswith(" round")]
+    assert axes == [["1", "5", "round"]] * 3
+    document = json.loads(run("show", path, "--json"))
+    assert [r["round"] for r in document["rounds_recorded"]] == [0, 1, 2, 3, 4]  # programs count from 0
+    assert document["best_round"] == 4
+    assert re.search("best in round +│ 5 ", run("show", path))
+
+
 def test_show_as_json(tmp_path):
     path = make_run(tmp_path / "first", summary=SUMMARY, loss=math.nan, epsilon=math.inf)
 
@@ -71,6 +82,13 @@ def test_show_draws_a_figure(tmp_path):
     assert (tmp_path / "a.svg").stat().st_size > 1000
     json.loads(run("show", path, "--plot", tmp_path / "b.png", "--json"))
     assert (tmp_path / "b.png").stat().st_size > 1000
+
+
+def test_compare_fits_a_narrow_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    paths = [make_run(tmp_path / f"a-run-with-quite-a-long-name-{n}", summary=SUMMARY) for n in range(4)]
+    text = run("compare", *paths)
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_compare(tmp_path):

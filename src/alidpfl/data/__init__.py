@@ -7,11 +7,11 @@
 True
 """
 
-from alidpfl.data.catalogue import NAMES, check_name, load
+from alidpfl.data.catalogue import NAMES, load
 from alidpfl.data.dataset import Dataset, LabelledData, scaled_images
 from alidpfl.data.directories import download_directory
 from alidpfl.data.download import get
-from alidpfl.data.holdout import Holdout, held_out_rows, split_validation
+from alidpfl.data.holdout import held_out_rows
 from alidpfl.data.own import from_clients
 from alidpfl.data.partition import dirichlet, iid, label_counts, small_clients
 from alidpfl.data.sources import SOURCES, Source
@@ -20,10 +20,8 @@ __all__ = [
     "NAMES",
     "SOURCES",
     "Dataset",
-    "Holdout",
     "LabelledData",
     "Source",
-    "check_name",
     "dirichlet",
     "download_directory",
     "from_clients",
@@ -34,5 +32,4 @@ __all__ = [
     "load",
     "scaled_images",
     "small_clients",
-    "split_validation",
 ]

@@ -1,6 +1,5 @@
 """Every data set by its name."""
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,6 +23,7 @@ from alidpfl.data.sources import CIFAR10, FASHION_MNIST, MNIST, Source
 from alidpfl.data.strokes_cache import load_or_draw
 from alidpfl.data.synthetic import SyntheticSettings, make_synthetic
 from alidpfl.errors import ConfigError
+from alidpfl.inputs.lookup import named
 from alidpfl.user_cache import user_cache
 
 OnProgress: TypeAlias = Callable[[str, float], None]
@@ -62,7 +62,7 @@ def load(
     >>> load("synthetic", clients=3).is_synthetic
     True
     """
-    check_name(name)
+    named("data set", name, dict.fromkeys(NAMES))
     checked_pixel_range(pixel_range)
     _check_options(name, options)
     match name:
@@ -80,16 +80,6 @@ def load(
             if data_dir is None:
                 raise ConfigError("npz needs data_dir, the folder with a .npz file for each client")
             return load_npz(data_dir, seed, pixel_range, options.get("num_classes"))
-
-
-def check_name(name: str, names: tuple[str, ...] = NAMES) -> None:
-    """ConfigError with the nearest name where `name` is not one of `names`."""
-    if name not in names:
-        spelled = str(name).lower().replace("-", "_")
-        near = [n for n in names if n.replace("_", "") == spelled.replace("_", "")]
-        near = near or difflib.get_close_matches(spelled, names, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"data set {name!r} is not known{hint} (there are {', '.join(names)})")
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:

@@ -47,10 +47,6 @@ class LabelledData:
     def __repr__(self) -> str:  # data are private: a traceback or a log must not print them
         return f"LabelledData({len(self)} samples of shape {tuple(self.inputs.shape[1:])})"
 
-    def subset(self, indices: Tensor) -> "LabelledData":
-        """The samples at `indices`, as a copy."""
-        return LabelledData(inputs=self.inputs[indices], targets=self.targets[indices])
-
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:

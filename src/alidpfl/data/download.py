@@ -9,9 +9,10 @@ from typing import IO, TypeAlias
 
 from alidpfl.data import files
 from alidpfl.data.directories import DATA_DIR_VARIABLE, present
-from alidpfl.data.sources import KnownFile, Source, source_of
+from alidpfl.data.sources import SOURCES, KnownFile, Source
 from alidpfl.data.transfer import fetch
 from alidpfl.errors import DataError
+from alidpfl.inputs.lookup import named
 
 OnProgress: TypeAlias = Callable[[str, float], None]
 """Told what is being done and which share of it is done, 0 to 1."""
@@ -29,7 +30,7 @@ def get(name: str | Source, into: Path, *, on_progress: OnProgress | None = None
         on_progress: told of every step.
         base_url: another place to take the files from; their contents must be the same.
     """
-    source = source_of(name) if isinstance(name, str) else name
+    source = named("data set to download", name, SOURCES) if isinstance(name, str) else name
     report = on_progress or (lambda _what, _share: None)
     folder = into / source.folder
     try:

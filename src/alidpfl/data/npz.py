@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alidpfl.data import checks
 from alidpfl.data.dataset import Dataset, PixelRange, scaled_images
 from alidpfl.data.own import from_clients
 from alidpfl.errors import DataError
+from alidpfl.inputs import checks
 
 TEST_FILE = "test.npz"
 
@@ -39,6 +39,9 @@ def load_npz(folder: Path, seed: int, pixel_range: PixelRange, num_classes: int 
         raise DataError(f"{folder} has no .npz files; {_FORM}, one file for each client")
     clients = [_read(path) for path in paths]
     _check_alike(paths, clients)
+    for path, (_, y) in zip(paths, clients, strict=True):
+        if num_classes is not None and int(y.max()) >= num_classes:
+            raise DataError(f"{path}: array y has classes beyond num_classes={num_classes}; number them from 0")
     if (folder / TEST_FILE).is_file():
         test = _read(folder / TEST_FILE)
         _check_alike([paths[0], folder / TEST_FILE], [clients[0], test])

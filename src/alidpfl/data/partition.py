@@ -6,8 +6,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from alidpfl.data import checks
 from alidpfl.errors import ConfigError
+from alidpfl.inputs import checks
 
 Indices: TypeAlias = NDArray[np.int64]
 Partition: TypeAlias = tuple[Indices, ...]
@@ -57,7 +57,7 @@ def dirichlet(
     (100, True)
     """
     classes = _checked_labels(labels)
-    beta = checks.number("beta", beta, above=0, remedy="smaller is more skewed, try 0.5")
+    beta = checks.real("beta", beta, above=0, rule="must be above 0; smaller is more skewed, try 0.5")
     checks.whole("max_tries", max_tries, low=1)
     _check_sizes(len(classes), num_clients, checks.whole("min_samples", min_samples))
     random = _generator(_DIRICHLET_STREAM, seed)
@@ -126,9 +126,8 @@ def small_clients(parts: Sequence[Sequence[int] | Indices], sample_rate: float) 
     >>> small_clients([range(10), range(1000)], sample_rate=0.015)
     (0,)
     """
-    checks.number("sample_rate", sample_rate, above=0)
-    if sample_rate > 1:
-        raise ConfigError(f"sample_rate={sample_rate} must be in (0, 1]; did you pass a batch size?")
+    rule = "must be in (0, 1]; did you pass a batch size?"
+    checks.real("sample_rate", sample_rate, above=0, high=1, rule=rule)
     return tuple(client for client, part in enumerate(parts) if sample_rate * len(part) < 1)
 
 

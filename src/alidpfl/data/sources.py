@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from alidpfl.errors import DataError
-
 
 @dataclass(frozen=True, kw_only=True)
 class KnownFile:
@@ -90,10 +88,3 @@ CIFAR10 = Source(
 
 SOURCES = {source.name: source for source in (MNIST, FASHION_MNIST, CIFAR10)}
 """The data sets that can be downloaded, by name."""
-
-
-def source_of(name: str) -> Source:
-    """The source called `name`; DataError where there is nothing to download."""
-    if name not in SOURCES:
-        raise DataError(f"{name!r} is not a data set to download; these are: {', '.join(SOURCES)}")
-    return SOURCES[name]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from alidpfl.data import checks, files, strokes
+from alidpfl.data import files, strokes
 from alidpfl.data.strokes import NUM_TEST, NUM_TRAIN, SIDE, Drawn
+from alidpfl.inputs import checks
 
 
 @dataclass(frozen=True, kw_only=True)

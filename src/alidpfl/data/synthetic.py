@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from alidpfl.data import checks
 from alidpfl.data.dataset import Dataset
 from alidpfl.data.own import Client, from_clients
+from alidpfl.inputs import checks
 
 NUM_INPUTS, NUM_CLASSES = 60, 10
 
@@ -41,7 +41,7 @@ class SyntheticSettings:
         checks.whole("clients", self.clients, low=1)
         checks.whole("max_samples", self.max_samples, low=_MIN_SAMPLES)
         for name in ("alpha", "beta"):
-            checks.number(name, getattr(self, name), above=-1e-300, remedy="0 makes all clients alike")
+            checks.real(name, getattr(self, name), low=0, rule="must be 0 or more; 0 makes all clients alike")
 
 
 def make_synthetic(settings: SyntheticSettings, seed: int) -> Dataset:

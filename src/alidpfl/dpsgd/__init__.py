@@ -1,7 +1,8 @@
 """DP-SGD: tensors in, tensors out, explicit randomness, no I/O.
 
 Sample a batch (`poisson_sample`), clip every sample's gradient exactly (`PerSampleClipper`), add noise and step
-(`dp_sgd_step`), with all randomness from one `RandomStream`.
+(`dp_sgd_step`), with all randomness from one `RandomStream`. Small models are several times as fast after
+`torch.set_num_threads(1)`; it is left to the caller, whose process it is.
 
 >>> import torch
 >>> from alidpfl.models import paper_cnn

@@ -1,6 +1,7 @@
 """A simulated federation, whole: engine, loop and model in one object to step through, from a notebook or a run."""
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from alidpfl.engines.runner import SimulationData, one_thread
 from alidpfl.engines.simulation import Simulation
+from alidpfl.errors import ConfigError
 from alidpfl.federation.loop import Training
 from alidpfl.federation.params import flatten, load, trained
 from alidpfl.federation.server import ServerSettings
@@ -81,6 +83,18 @@ class Federation:
         """One round; None once a limit is reached."""
         with one_thread():  # the server's sums too: a second thread would wait for a core that a worker has
             return self.training.step()
+
+    def check_time_limit(self) -> None:
+        """Refuse a time limit that the first round alone would cross, as far as a rehearsal can tell."""
+        limit = self.training.settings.time_limit
+        if limit is None or (plans := self.training.next_plans()) is None:
+            return
+        needed = self._engine.seconds_for(self.training.server.params, plans)
+        if limit < needed:
+            raise ConfigError(
+                f"time_limit={limit:g} (seconds) does not pay for one round, which takes about {needed:.2g} here; set "
+                f"at least {math.ceil(2 * needed)}, or leave it out"
+            )
 
     def close(self) -> None:
         """End the worker processes; the next round would start them again."""

@@ -1,7 +1,8 @@
-"""What one process of a simulation does: train a client, evaluate a slice of the test set. One thread, no clock."""
+"""What one process of a simulation does: train a client, evaluate a slice of the test set. One thread."""
 
 import copy
 import ctypes
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,8 +45,8 @@ class Runner:
     ) -> None:
         """`seed` None: noise and batches from the operating system's entropy, unrepeatable."""
         self._trainer = LocalTrainer(method.objective(copy.deepcopy(model).train()), device=device)
-        self._model = copy.deepcopy(model).eval().to(device)
-        self._parameters = trained(self._model)
+        self.model = copy.deepcopy(model).eval().to(device)
+        self._parameters = trained(self.model)
         self._data, self._seed, self._device = data, seed, device
 
     def train(self, params: Tensor, plan: ClientPlan) -> ClientUpdate:
@@ -56,12 +57,22 @@ class Runner:
             random = RandomStream.seeded(self._seed, plan.round, plan.client)
         return self._trainer.train(params, self._data.client(plan.client), plan, random)
 
+    def rehearse(self, params: Tensor, plan: ClientPlan) -> float:
+        """Seconds that the plan takes, on zeros instead of the client's records: it is timed, not charged."""
+        shared = self._data
+        inputs, targets = (t.new_zeros((1, *t.shape[1:])) for t in (shared.inputs, shared.targets))
+        rows = torch.zeros(len(shared.clients[plan.client]), dtype=torch.int64)
+        made_up = ClientData(inputs=inputs, targets=targets, rows=rows)
+        started = time.monotonic()
+        self._trainer.train(params, made_up, plan, RandomStream.secure())
+        return time.monotonic() - started
+
     @torch.no_grad()
     def evaluate(self, params: Tensor, part: Part, rows: slice) -> tuple[int, float]:
         """Correct answers and summed loss over some rows of the part."""
         inputs, targets = (t[rows].to(self._device) for t in self._data.evaluation[part])
         load(params, self._parameters)
-        outputs = self._model(inputs)
+        outputs = self.model(inputs)
         losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
         return int((outputs.argmax(1) == targets).sum()), float(losses.double().sum())
 

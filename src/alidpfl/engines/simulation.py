@@ -13,6 +13,7 @@ from types import TracebackType
 
 from torch import Tensor, nn
 
+from alidpfl.engines.enrolment import check_enrolment
 from alidpfl.engines.runner import Runner, SimulationData, one_thread
 from alidpfl.engines.workers import SharedWeights, Task, WorkerPool
 from alidpfl.errors import ConfigError
@@ -61,6 +62,7 @@ class Simulation:
         self._processes = 1 if device != "cpu" else wanted
         with one_thread():
             self._runner = Runner(model=model, method=method, data=data, seed=seed, device=device)
+            check_enrolment(self._runner.model, data)
         self._data = data
         self._pool: WorkerPool | None = None
 
@@ -101,10 +103,20 @@ class Simulation:
         correct, loss = (sum(piece[i] for piece in pieces) for i in (0, 1))
         return Evaluation(accuracy=100.0 * correct / total, loss=loss / total)
 
+    def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
+        """About how long training these plans takes: the largest is tried, on made-up records of the same number."""
+        largest = max(plans, key=self._work)
+        with one_thread():
+            seconds = min(self._runner.rehearse(params, largest) for _ in range(2))  # the first also warms up
+        return seconds * max(1.0, sum(map(self._work, plans)) / self._work(largest) / self._processes)
+
+    def _work(self, plan: ClientPlan) -> float:
+        return plan.steps * plan.sample_rate * len(self._data.clients[plan.client])
+
     def _expected_work(self, task: Task) -> float:
         plan = task[1]
         assert isinstance(plan, ClientPlan)  # noqa: S101 - for the type checker
-        return plan.steps * plan.sample_rate * len(self._data.clients[plan.client])
+        return self._work(plan)
 
     def _ready_pool(self, num_slots: int, params: Tensor) -> WorkerPool:
         """Workers with shared memory for this many clients, and the weights in it."""

@@ -92,10 +92,14 @@ class Training:
         self._count_time(self._clock() - started)
         return record
 
+    def next_plans(self) -> list[ClientPlan] | None:
+        """What the next round would ask of its clients; None if there is none. Nothing is charged."""
+        return None if self._reason_to_stop() is not None else self._planner.plan(self.progress, self._observed)[1]
+
     def forfeit_round(self) -> None:
         """Charge a round that was asked for and lost, without running it: it may have shown something."""
-        if self._reason_to_stop() is None:
-            self._charge(self._planner.plan(self.progress, self._observed)[1])
+        if (plans := self.next_plans()) is not None:
+            self._charge(plans)
 
     @property
     def params(self) -> Tensor:

@@ -58,8 +58,17 @@ class RoundPlanner:
             )
         self._method, self._policy, self._ledger = method, policy, ledger
         self._sizes, self._settings = sizes, settings
-        self._drawn = min(settings.clients_per_round or len(sizes), len(sizes))
+        self._drawn = settings.clients_per_round or len(sizes)
+        if self._drawn > len(sizes):
+            raise ConfigError(
+                f"clients_per_round={self._drawn} is more than the {len(sizes)} clients there are; leave it out for all"
+            )
         self.round_bytes = 2 * self._drawn * BYTES_PER_NUMBER * num_params
+        if settings.traffic_limit is not None and settings.traffic_limit < self.round_bytes:
+            raise ConfigError(
+                f"traffic_limit={settings.traffic_limit} (bytes) does not pay for one round, in which {self._drawn} "
+                f"clients take and send {num_params} numbers; set at least {self.round_bytes}, or leave it out"
+            )
         self._num_params = num_params
         total = sum(sizes.values())
         self._smallest, self._concentration = min(sizes.values()), sum((n / total) ** 2 for n in sizes.values())

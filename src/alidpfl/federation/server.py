@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from alidpfl.errors import ConfigError
+from alidpfl.inputs import checks
 from alidpfl.types import ClientId, ClientPlan, ClientUpdate
 
 _NOISE_SPREAD = 1.5  # ‖N(0, I_d)‖ exceeds 1.5 √d + 10 in no honest run
@@ -29,11 +29,9 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for name in ("momentum", "averaging"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be in [0, 1)")
+            checks.real(name, getattr(self, name), low=0, below=1, rule="must be in [0, 1)")
         for name in ("quorum", "max_client_weight"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be in (0, 1]")
+            checks.real(name, getattr(self, name), above=0, high=1, rule="must be in (0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)

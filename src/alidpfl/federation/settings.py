@@ -1,6 +1,5 @@
 """The numbers of a federation, and what the loop asks of an engine."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -8,6 +7,7 @@ from typing import Literal, Protocol, TypeAlias
 from torch import Tensor
 
 from alidpfl.errors import ConfigError
+from alidpfl.inputs import checks
 from alidpfl.types import ClientPlan, ClientUpdate
 
 _LARGEST_RATE = 1e6
@@ -53,24 +53,22 @@ class FederationSettings:
     def __post_init__(self) -> None:
         self._check_limits()
         for name in ("dropout_rate", "straggler_rate"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be in [0, 1)")
-        if not 0 < self.learning_rate <= _LARGEST_RATE:  # beyond, float32 ends soon
-            raise ConfigError(
-                f"learning_rate={self.learning_rate} must be greater than 0 and at most {_LARGEST_RATE:g}"
-            )
+            checks.real(name, getattr(self, name), low=0, below=1, rule="must be in [0, 1)")
+        rule = f"must be greater than 0 and at most {_LARGEST_RATE:g}"  # beyond, float32 ends soon
+        checks.real("learning_rate", self.learning_rate, above=0, high=_LARGEST_RATE, rule=rule)
+        checks.real("heterogeneity", self.heterogeneity, low=0, rule="must be 0 (equal clients) or more")
         unknown = self.unsafe - {UNACCOUNTED_SIGNALS}
         if unknown:
             raise ConfigError(f"unsafe={sorted(unknown)} is unknown; it may name {UNACCOUNTED_SIGNALS!r}")
 
     def _check_limits(self) -> None:
         for name in ("max_rounds", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("time_limit", "traffic_limit", "clients_per_round"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name}={value} must be greater than 0; leave it out for none")
+            checks.whole(name, getattr(self, name), low=1)
+        if self.clients_per_round is not None:
+            checks.whole("clients_per_round", self.clients_per_round, low=1)
+        for name in ("time_limit", "traffic_limit"):
+            if (value := getattr(self, name)) is not None:
+                checks.real(name, value, above=0, rule="must be greater than 0; leave it out for none")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,10 @@
 """One file, one paper. A method varies the clients' plans (C, σ) and the local loss; τ is a policy's business."""
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
 from alidpfl.errors import ConfigError
+from alidpfl.inputs.lookup import named
 from alidpfl.methods.adap_dpfl import AdapDpfl
 from alidpfl.methods.ali_dpfl import ali_dpfl
 from alidpfl.methods.fedavg_dp import FedAvgDp
@@ -29,11 +29,9 @@ def make_method(name: str, **settings: Any) -> Method:
     >>> make_method("fedavg_dp", clip_norm=1.0, noise_multiplier=1.1).adapts_noise
     False
     """
-    if name not in METHODS:
-        nearest = difflib.get_close_matches(str(name), METHODS, n=1, cutoff=0)[0]
-        raise ConfigError(f"method={name!r} must be one of {', '.join(METHODS)}; did you mean {nearest!r}?")
+    method = named("method", name, METHODS)
     try:
-        return METHODS[name](**settings)
+        return method(**settings)
     except TypeError as error:
         raise ConfigError(f"method {name}: {error}") from None
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from alidpfl.dpsgd import cross_entropy
 from alidpfl.errors import ConfigError
+from alidpfl.inputs import checks
 from alidpfl.methods.method import Numbers, State
 from alidpfl.methods.objective import Objective
 from alidpfl.types import ClientId, ClientUpdate, Release, Signal
@@ -43,11 +44,10 @@ class AdapDpfl:
     needs_public_loss: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.noise_decay <= 1:
-            raise ConfigError(f"noise_decay={self.noise_decay} must be in (0, 1]")
-        if not self.clip_factor > 0:
-            raise ConfigError(f"clip_factor={self.clip_factor} must be greater than 0")
-        if not 0 < self.smallest_clip_norm <= self.clip_norm <= self.largest_clip_norm:
+        checks.real("noise_decay", self.noise_decay, above=0, high=1, rule="must be in (0, 1]")
+        for name in ("clip_factor", "smallest_clip_norm", "largest_clip_norm"):
+            checks.real(name, getattr(self, name), above=0, rule="must be greater than 0")
+        if not self.smallest_clip_norm <= self.clip_norm <= self.largest_clip_norm:
             raise ConfigError(
                 f"clip_norm={self.clip_norm} must lie between smallest_clip_norm={self.smallest_clip_norm} and "
                 f"largest_clip_norm={self.largest_clip_norm}"

@@ -3,24 +3,21 @@
 McMahan et al. 2017 (FedAvg), Abadi et al. 2016 (DP-SGD).
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import nn
 
 from alidpfl.dpsgd import cross_entropy
-from alidpfl.methods.method import Numbers, State
+from alidpfl.methods.method import SameForAll
 from alidpfl.methods.objective import Objective
-from alidpfl.types import ClientId, ClientUpdate, Release, Signal
+from alidpfl.types import Release, Signal
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgDp:
+class FedAvgDp(SameForAll):
     """Every client takes τ DP-SGD steps; the server averages."""
 
-    clip_norm: float
-    noise_multiplier: float
     name: str = "fedavg_dp"
     release: ClassVar[Release] = "step"
     signals: ClassVar[frozenset[Signal]] = frozenset()
@@ -30,15 +27,3 @@ class FedAvgDp:
     def objective(self, model: nn.Module) -> Objective:
         """Plain cross-entropy."""
         return Objective(model=model, loss=cross_entropy)
-
-    def start(self) -> State:
-        """Nothing to remember."""
-        return {}
-
-    def numbers(self, state: Mapping[str, Any], client: ClientId) -> Numbers:
-        """The same for everybody, always."""
-        return Numbers(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
-
-    def observe(self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None) -> State:
-        """Nothing to learn."""
-        return dict(state)

@@ -21,6 +21,26 @@ class Numbers:
     noise_multiplier: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class SameForAll:
+    """The usual case, to build methods on: C and σ never change, and nothing is remembered."""
+
+    clip_norm: float
+    noise_multiplier: float
+
+    def start(self) -> State:
+        """Nothing to remember."""
+        return {}
+
+    def numbers(self, state: Mapping[str, Any], client: ClientId) -> Numbers:
+        """The same for everybody, always."""
+        return Numbers(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
+
+    def observe(self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None) -> State:
+        """Nothing to learn."""
+        return dict(state)
+
+
 class Method(Protocol):
     """A method: pure functions over a small state. Everything it sees is public or noised."""
 

@@ -8,27 +8,24 @@ features, c the last linear layer, u ~ N(0, s² I). Two variants:
 """
 
 import copy
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import ConfigError, UnsupportedModelError
-from alidpfl.methods.method import Numbers, State
+from alidpfl.inputs import checks
+from alidpfl.methods.method import SameForAll
 from alidpfl.methods.objective import Objective
-from alidpfl.types import ClientId, ClientUpdate, Release, Signal
+from alidpfl.types import Release, Signal
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeDpfl:
-    """DP-SGD, or a noised update, on the perturbed loss."""
+class PeDpfl(SameForAll):
+    """DP-SGD, or a noised update, on the perturbed loss. `clip_norm` is C of `dpsgd`, S of `output`."""
 
-    clip_norm: float
-    """C of `dpsgd`, S of `output`."""
-    noise_multiplier: float
     regularisation: float = 0.5
     """λ."""
     perturbation: float = 0.05
@@ -42,11 +39,9 @@ class PeDpfl:
     needs_public_loss: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.draws, int) or self.draws < 1:
-            raise ConfigError(f"draws={self.draws} must be a whole number, at least 1")
+        checks.whole("draws", self.draws, low=1)
         for name in ("regularisation", "perturbation"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
+            checks.real(name, getattr(self, name), low=0, rule="must not be negative")
         if self.variant not in ("dpsgd", "output"):
             raise ConfigError(f"variant={self.variant!r} must be 'dpsgd' or 'output'")
 
@@ -65,18 +60,6 @@ class PeDpfl:
             return plain + self.regularisation * (torch.stack(moved).mean(0) - plain)
 
         return Objective(model=perturbed, loss=loss, before_step=lambda random: head.draw(self.perturbation, random))
-
-    def start(self) -> State:
-        """Nothing to remember."""
-        return {}
-
-    def numbers(self, state: Mapping[str, Any], client: ClientId) -> Numbers:
-        """The same for everybody, always."""
-        return Numbers(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
-
-    def observe(self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None) -> State:
-        """Nothing to learn."""
-        return dict(state)
 
 
 class _PerturbedHead(nn.Module):

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from alidpfl.errors import BudgetExceededError
+from alidpfl.inputs.lookup import named
 from alidpfl.planner.course import TYPICAL_CURVATURE, Course, Mechanism, courses
 from alidpfl.planner.curves import Curves, make_curves
 from alidpfl.planner.search import Setting, best_of, exactly, made_setting, pareto_front
 from alidpfl.planner.wishes import Rounds, Wishes, possible_rounds
 from alidpfl.policies import POLICIES
-from alidpfl.policies.lookup import named
 from alidpfl.privacy import (
     ACCOUNTANTS,
     SampledGaussian,

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from alidpfl.errors import ConfigError
-from alidpfl.privacy import MAX_STEPS, PrivacyBudget, checks
+from alidpfl.inputs import checks
+from alidpfl.privacy import MAX_STEPS, PrivacyBudget
 
 MODEL_SIZES = MappingProxyType({"cnn": 582_026, "compact_cnn": 26_010, "linear": 7_850, "mlp": 101_770})
 """Parameters of the models that ship, for 1x28x28 images and ten classes."""
@@ -65,10 +66,9 @@ class Wishes:
         for name in (*positive, "traffic_limit", "max_epochs", "noise_multiplier", "sample_rate"):
             value = getattr(self, name)
             if value is not None:
-                number = checks.real(name, value)
                 most = 1 if name == "sample_rate" else math.inf
-                checks.real(name, number, valid=0 < number <= most, rule=_rule(name))
-        checks.between("heterogeneity", self.heterogeneity, 0, _MOST, rule="must be 0 (IID) or more")
+                checks.real(name, value, above=0, high=most, rule=_rule(name))
+        checks.real("heterogeneity", self.heterogeneity, low=0, high=_MOST, rule="must be 0 (IID) or more")
         if self.time_limit is not None and self.seconds_per_round is None:
             raise ConfigError(f"time_limit={self.time_limit:g} says nothing without seconds_per_round; give both")
 

@@ -7,12 +7,13 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+from alidpfl.inputs import checks
+from alidpfl.inputs.lookup import named
 from alidpfl.policies.ali import Ali
 from alidpfl.policies.corrected import Corrected
 from alidpfl.policies.curvature import CurvatureEstimate, pool
 from alidpfl.policies.fixed import Fixed
 from alidpfl.policies.lemma2 import Paper, Reference
-from alidpfl.policies.lookup import named
 from alidpfl.policies.pace import PACE_LIMIT, even_steps, paced, ratio_steps
 from alidpfl.policies.ratio import Ratio
 from alidpfl.policies.schedules import SCHEDULES, learning_rate
@@ -27,7 +28,6 @@ from alidpfl.policies.theory import (
     noise_power,
     paper_bound,
 )
-from alidpfl.privacy import checks
 
 __all__ = [
     "PACE_LIMIT",
@@ -96,8 +96,7 @@ def heterogeneity_for(dirichlet_beta: float | None) -> float:
     if dirichlet_beta is None:
         return 0.0
     rule = "must be above 0, or None for IID"
-    beta = checks.real("dirichlet_beta", dirichlet_beta, rule=rule)
-    checks.real("dirichlet_beta", beta, valid=beta > 0, rule=rule)
+    beta = checks.real("dirichlet_beta", dirichlet_beta, above=0, rule=rule)
     (low, high), (_, last) = _HETEROGENEITY[0], _HETEROGENEITY[-1]
     if beta <= low:
         return high

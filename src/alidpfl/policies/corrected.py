@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from alidpfl.policies.lookup import named
+from alidpfl.inputs import checks
+from alidpfl.inputs.lookup import named
 from alidpfl.policies.pace import even_steps, paced
 from alidpfl.policies.ratio import fall_back
 from alidpfl.policies.situation import Decision, Situation, usable
 from alidpfl.policies.theory import Bound, Problem, bound_a, bound_b, noise_power
-from alidpfl.privacy import checks
 
 CONVEXITY_SHARE = 0.01
 """μ/L where μ is not set: a condition number of 100, that of a regularised linear model on scaled features."""
@@ -48,7 +48,7 @@ class Corrected:
             if value is None or (name == "dissimilarity" and value == 0):  # equal clients
                 continue
             rule = f"must be above 0 and between {_LEAST:g} and {_MOST:g}; leave it out if you do not know it"
-            checks.between(name, value, _LEAST, _MOST, rule=rule)
+            checks.real(name, value, low=_LEAST, high=_MOST, rule=rule)
 
     def decide(self, situation: Situation) -> Decision:
         """τ of this round."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from alidpfl.inputs import checks
 from alidpfl.policies.pace import checked_limit, paced
 from alidpfl.policies.situation import MOST, Decision, Situation
-from alidpfl.privacy import checks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 from alidpfl.errors import ConfigError
+from alidpfl.inputs import checks
 from alidpfl.policies.situation import MOST, Decision, Situation
-from alidpfl.privacy import checks
 
 PACE_LIMIT = 2.0
 """Default cap, in even paces. A rule must be free to move around the even pace (the paper's own τ go from 2 to 5 where
@@ -60,7 +60,7 @@ def paced(decision: Decision, situation: Situation, limit: float | None = PACE_L
 def checked_limit(limit: float) -> float:
     """`limit` as a float of at least 1: below, the cap would forbid the even pace itself."""
     rule = "must be 1 or more (1 is the even pace), or None for no cap"
-    return checks.real("pace_limit", limit, valid=not limit < 1, rule=rule)
+    return checks.real("pace_limit", limit, low=1, rule=rule)
 
 
 def nearest_whole(optimum: float) -> int:

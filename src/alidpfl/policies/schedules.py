@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from alidpfl.policies.lookup import named
-from alidpfl.privacy import checks
+from alidpfl.inputs import checks
+from alidpfl.inputs.lookup import named
 
 LATE_FROM, LATE_DROP = 0.6, 0.9
 """`late_decay` holds η₀ for the first 60 % of the steps and then takes off up to 90 % of it."""
@@ -27,12 +27,9 @@ def learning_rate(schedule: str, base: float, progress: float) -> float:
     [0.5, 0.5, 0.275, 0.0511]
     """
     shape = named("schedule", schedule, SCHEDULES)
-    rule = "must be above 0"
-    base = checks.real("learning_rate", base, rule=rule)
-    checks.real("learning_rate", base, valid=base > 0, rule=rule)
-    progress = checks.between(
-        "progress", progress, 0, 1, rule="must be in [0, 1]: the share of the steps behind this one"
-    )
+    base = checks.real("learning_rate", base, above=0, rule="must be above 0")
+    rule = "must be in [0, 1]: the share of the steps behind this one"
+    progress = checks.real("progress", progress, low=0, high=1, rule=rule)
     return base * shape(min(progress, LAST))
 
 

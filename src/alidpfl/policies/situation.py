@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from alidpfl.privacy import checks
+from alidpfl.inputs import checks
 
 MOST = 10**12
 """Largest count that is taken for a count; above it is a wrong unit."""
@@ -60,13 +60,14 @@ class Situation:
         checks.whole("previous_steps", self.previous_steps, low=0, high=MOST)
         checks.whole("num_params", self.num_params, low=1, high=MOST)
         unit = f"must be between {_TINIEST:g} and {_LARGEST:g}; is its unit right?"
-        checks.between("clip_norm", self.clip_norm, _TINIEST, _LARGEST, rule=unit)
-        checks.between("noise_multiplier", self.noise_multiplier, 0, _LARGEST, rule="must be 0 or more")
+        checks.real("clip_norm", self.clip_norm, low=_TINIEST, high=_LARGEST, rule=unit)
+        checks.real("noise_multiplier", self.noise_multiplier, low=0, high=_LARGEST, rule="must be 0 or more")
         for name in ("sample_rate", "weight_concentration"):
-            _positive(name, getattr(self, name), most=1, rule="must be in (0, 1]")
-        _positive("learning_rate", self.learning_rate, most=math.inf, rule="must be above 0")
-        _positive("expected_batch_size", self.expected_batch_size, most=MOST, rule="must be above 0: q·n, not a rate")
-        checks.between("heterogeneity", self.heterogeneity, 0, MOST, rule="must be 0 (IID) or more")
+            checks.real(name, getattr(self, name), above=0, high=1, rule="must be in (0, 1]")
+        checks.real("learning_rate", self.learning_rate, above=0, rule="must be above 0")
+        rule = "must be above 0: q·n, not a rate"
+        checks.real("expected_batch_size", self.expected_batch_size, above=0, high=MOST, rule=rule)
+        checks.real("heterogeneity", self.heterogeneity, low=0, high=MOST, rule="must be 0 (IID) or more")
 
     @property
     def steps_left(self) -> int:
@@ -126,8 +127,3 @@ def usable(signal: float | None) -> float | None:
     (0.07, None, None)
     """
     return signal if signal is not None and 0 < signal < math.inf else None
-
-
-def _positive(name: str, value: object, *, most: float, rule: str) -> None:
-    number = checks.real(name, value, rule=rule)
-    checks.real(name, number, valid=0 < number <= most, rule=rule)

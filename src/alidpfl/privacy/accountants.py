@@ -7,7 +7,6 @@
 | `pld` | privacy loss distributions, "connect the dots" (Doroshenko et al. 2022); `rdp` where that is less |
 """
 
-import difflib
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from dp_accounting import rdp
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from alidpfl.errors import ConfigError
+from alidpfl.inputs.lookup import named
 from alidpfl.privacy.mechanisms import Composition, SampledGaussian
 
 ORDERS: Final = (*range(2, 64), 128, 256, 512)
@@ -30,12 +29,7 @@ Epsilon: TypeAlias = Callable[[Composition, float], float]
 
 def ladder(accountant: str) -> tuple[Epsilon, ...]:
     """The accountant's ε last, and before it, cheapest first, others whose answers are good guesses of its own."""
-    try:
-        return _LADDERS[accountant]
-    except (KeyError, TypeError):
-        names = ", ".join(_LADDERS)
-        nearest = difflib.get_close_matches(str(accountant).lower(), _LADDERS, n=1, cutoff=0)[0]
-        raise ConfigError(f"accountant={accountant!r} must be one of {names}; did you mean {nearest!r}?") from None
+    return named("accountant", accountant, _LADDERS)
 
 
 def quick_bound(accountant: str) -> Epsilon:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from alidpfl.errors import BudgetExceededError
-from alidpfl.privacy import checks
+from alidpfl.inputs import checks
 from alidpfl.privacy.accountants import Epsilon, ladder, quick_bound
 from alidpfl.privacy.budget import PrivacyBudget, checked_delta
 from alidpfl.privacy.gaussian_dp import limiting_noise
@@ -72,6 +72,18 @@ def max_steps(
     return _max_steps(budget, step, accountant, merged(already_spent))
 
 
+def no_step_error(
+    budget: PrivacyBudget, step: SampledGaussian, accountant: str, spent: Composition = ()
+) -> BudgetExceededError:
+    """Says that not one step is paid for, and which ε would do. No search for σ: whoever probes budgets meets many."""
+    needed = _epsilon(merged([*spent, step]), budget.delta, accountant)
+    return BudgetExceededError(
+        f"epsilon={budget.epsilon:g} at delta={budget.delta:g} does not pay for one step at sample_rate="
+        f"{step.sample_rate:g}, noise_multiplier={step.noise_multiplier:g} by {accountant}: raise epsilon to "
+        f"{_rounded_up(needed)} or more, or noise_multiplier"
+    )
+
+
 def noise_multiplier_for(
     budget: PrivacyBudget,
     sample_rate: float,
@@ -130,12 +142,7 @@ def _max_steps(budget: PrivacyBudget, step: SampledGaussian, accountant: str, sp
     for rung in ladder(accountant):
         guess = largest_affordable(cost_by(rung), budget.epsilon, low=0, high=high, guess=guess)
     if guess == 0:
-        needed = _epsilon(composition(1), budget.delta, accountant)
-        raise BudgetExceededError(
-            f"epsilon={budget.epsilon:g} at delta={budget.delta:g} does not pay for one step at sample_rate="
-            f"{step.sample_rate:g}, noise_multiplier={step.noise_multiplier:g} by {accountant}: "
-            f"raise epsilon to {_rounded_up(needed)} or more, or the noise multiplier (see noise_multiplier_for)"
-        )
+        raise no_step_error(budget, step, accountant, spent)
     return guess
 
 

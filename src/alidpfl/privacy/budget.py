@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 
-from alidpfl.privacy import checks
+from alidpfl.inputs import checks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +22,27 @@ class PrivacyBudget:
     """A probability in (0, 1); usually well below one over the number of samples."""
 
     def __post_init__(self) -> None:
-        epsilon = checks.between(
-            "epsilon", self.epsilon, sys.float_info.min, sys.float_info.max, rule="must be finite and above 0"
-        )
+        smallest = sys.float_info.min
+        epsilon = checks.real("epsilon", self.epsilon, low=smallest, rule="must be finite and above 0")
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "delta", checked_delta(self.delta))
+
+    def weakness(self, num_records: int) -> str | None:
+        """Why δ is too large for a data set of so many records; None if it is not.
+
+        >>> PrivacyBudget(epsilon=2.0, delta=1e-5).weakness(6000) is None
+        True
+        """
+        if self.delta < 1 / num_records:
+            return None
+        return (
+            f"delta={self.delta:g} is not below 1/{num_records}, and a client has {num_records} records: publishing "
+            "each record with probability delta would be allowed, which is one record of that client or more on "
+            f"average; take a delta well below, such as {0.01 / num_records:.0e}"
+        )
 
 
 def checked_delta(delta: object) -> float:
     """`delta` as a float in (0, 1)."""
     rule = "must be in (0, 1); did you pass epsilon? A usual choice is below 1 / number of samples"
-    number = checks.real("delta", delta, rule=rule)
-    return checks.real("delta", number, valid=0 < number < 1, rule=rule)
+    return checks.real("delta", delta, above=0, below=1, rule=rule)

@@ -9,14 +9,14 @@ The order must be fixed before the first output. Going on while *any* order of a
 choose the order, and the theorem no longer applies: a union bound over the grid would divide δ by its length.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from alidpfl.errors import BudgetExceededError
-from alidpfl.privacy import checks
+from alidpfl.inputs import checks
 from alidpfl.privacy.accountants import ORDERS, converted, rdp_of_step
+from alidpfl.privacy.accounting import no_step_error
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.mechanisms import MAX_STEPS, Mechanism, SampledGaussian, merged
 from alidpfl.privacy.search import largest_affordable
@@ -43,7 +43,7 @@ class RdpFilter:
 
     def __post_init__(self) -> None:
         checks.whole("order", self.order, low=2, high=max(ORDERS))
-        checks.between("rdp_spent", self.rdp_spent, 0, math.inf, rule="must be finite and at least 0")
+        checks.real("rdp_spent", self.rdp_spent, low=0, rule="must be finite and at least 0")
 
     @classmethod
     def for_plan(cls, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float) -> "RdpFilter":
@@ -51,10 +51,8 @@ class RdpFilter:
         filters = [cls(budget=budget, order=order) for order in ORDERS]
         steps = [f.affordable_steps(sample_rate, noise_multiplier) for f in filters]
         if max(steps) == 0:
-            raise BudgetExceededError(
-                f"epsilon={budget.epsilon:g} at delta={budget.delta:g} does not pay for one step at sample_rate="
-                f"{sample_rate:g}, noise_multiplier={noise_multiplier:g} at any order: raise epsilon or the noise"
-            )
+            step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
+            raise no_step_error(budget, step, "rdp")  # of one step, the best order's is what that accountant says
         return filters[steps.index(max(steps))]
 
     @property

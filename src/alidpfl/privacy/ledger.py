@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from alidpfl.errors import BudgetExceededError, ConfigError
-from alidpfl.privacy import checks
-from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps
+from alidpfl.inputs import checks
+from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps, noise_multiplier_for
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.filter import RdpFilter
 from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian
@@ -67,7 +67,12 @@ class PlannedLedger:
         releases: tuple[GaussianRelease, ...] = (),
     ) -> None:
         """Every client is charged `releases` first, then steps of one kind (sample_rate=1: noise on whole updates)."""
-        self.max_steps = max_steps(budget, sample_rate, noise_multiplier, accountant=accountant, already_spent=releases)
+        try:
+            self.max_steps = max_steps(
+                budget, sample_rate, noise_multiplier, accountant=accountant, already_spent=releases
+            )
+        except BudgetExceededError as error:
+            raise _with_noise_that_would_do(error, budget, sample_rate, accountant, releases) from None
         self._budget, self._accountant, self._releases = budget, accountant, releases
         self._sample_rate, self._noise_multiplier = sample_rate, noise_multiplier
         self._steps: Counter[ClientId] = Counter()
@@ -147,7 +152,10 @@ class FilteredLedger:
         releases: tuple[GaussianRelease, ...] = (),
     ) -> None:
         """The filter's order is the one that allows most steps at the noise that is public in advance."""
-        fresh = RdpFilter.for_plan(budget, sample_rate, noise_multiplier)
+        try:
+            fresh = RdpFilter.for_plan(budget, sample_rate, noise_multiplier)
+        except BudgetExceededError as error:
+            raise _with_noise_that_would_do(error, budget, sample_rate, "rdp", releases) from None
         for release in releases:
             fresh = fresh.charge(release)
         self._fresh = fresh
@@ -209,6 +217,21 @@ class FilteredLedger:
 
     def _filter(self, client: ClientId) -> RdpFilter:
         return self._filters.get(client, self._fresh)
+
+
+def _with_noise_that_would_do(
+    error: BudgetExceededError,
+    budget: PrivacyBudget,
+    sample_rate: float,
+    accountant: str,
+    releases: tuple[GaussianRelease, ...],
+) -> BudgetExceededError:
+    """The refusal of a run, with the σ that pays for one step: worth a search here, where it is asked for once."""
+    try:
+        noise = noise_multiplier_for(budget, sample_rate, 1, accountant=accountant, already_spent=releases)
+    except BudgetExceededError:  # none is enough
+        return error
+    return BudgetExceededError(f"{error}; noise_multiplier={noise:g} would do")
 
 
 def _check_rate(asked: float, planned: float) -> None:

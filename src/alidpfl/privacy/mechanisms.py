@@ -8,7 +8,7 @@ from typing import TypeAlias
 import dp_accounting
 
 from alidpfl.errors import ConfigError
-from alidpfl.privacy import checks
+from alidpfl.inputs import checks
 
 MAX_STEPS = 10_000_000
 """Most repetitions of one mechanism that are accounted for; searches for a number of steps stop there."""
@@ -79,8 +79,7 @@ Composition: TypeAlias = tuple[SampledGaussian, ...]
 def checked_sample_rate(sample_rate: object) -> float:
     """`sample_rate` as a float in (0, 1]."""
     rule = "must be in (0, 1]; did you pass a batch size?"
-    number = checks.real("sample_rate", sample_rate, rule=rule)
-    return checks.real("sample_rate", number, valid=0 < number <= 1, rule=rule)
+    return checks.real("sample_rate", sample_rate, above=0, high=1, rule=rule)
 
 
 def checked_noise_multiplier(noise_multiplier: object) -> float:
@@ -89,7 +88,8 @@ def checked_noise_multiplier(noise_multiplier: object) -> float:
         f"must be between {MIN_NOISE_MULTIPLIER:g} and {MAX_NOISE_MULTIPLIER:g}; "
         "it is the noise's standard deviation divided by the clip norm"
     )
-    return checks.between("noise_multiplier", noise_multiplier, MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER, rule=rule)
+    low, high = MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER
+    return checks.real("noise_multiplier", noise_multiplier, low=low, high=high, rule=rule)
 
 
 def merged(mechanisms: Iterable[Mechanism]) -> Composition:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from alidpfl.errors import ConfigError
-from alidpfl.policies.lookup import named
+from alidpfl.inputs.lookup import named
 from alidpfl.runs import Config, load_config
 
 NAMES = ("small", "medium", "large", "heterogeneity")

@@ -17,10 +17,10 @@ from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
+from alidpfl.inputs.lookup import named
 from alidpfl.methods import METHODS, Method, make_method
 from alidpfl.models import compact_cnn, linear, mlp, paper_cnn
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
-from alidpfl.policies.lookup import named
 from alidpfl.privacy import PrivacyBudget, noise_multiplier_for
 from alidpfl.runs.config import Config, DataSection, ModelSection
 
@@ -291,6 +291,9 @@ def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
             f"{len(small)} of {len(clients)} clients expect less than one record a batch (clients {names}): their "
             "updates are mostly noise; raise privacy.sample_rate or data.min_samples"
         )
+    budget = PrivacyBudget(epsilon=config.privacy.epsilon, delta=config.privacy.delta)
+    if (weakness := budget.weakness(min(len(rows) for rows in clients))) is not None:
+        found.append(weakness)
     if config.data.name == "npz" and config.run.randomness == "seeded":
         found.append(
             f"whoever knows run.seed={config.run.seed} can subtract the noise from the model; for data that are really "

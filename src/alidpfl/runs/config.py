@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from alidpfl.inputs.quantities import as_bytes, as_seconds
 from alidpfl.methods import DEFAULT_POLICIES
-from alidpfl.quantities import as_bytes, as_seconds
 
 _LOCAL_STEPS = {"adap_dpfl": 3, "pe_dpfl": 3}  # as the ALI-DPFL paper runs them
 
@@ -14,7 +14,9 @@ Bytes = Annotated[int, BeforeValidator(as_bytes)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    """Strict: true is no number, and neither is the text "4"; whoever wrote that meant something else."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class DataSection(_Section):
@@ -23,7 +25,9 @@ class DataSection(_Section):
     name: Literal["strokes", "mnist", "fashion_mnist", "cifar10", "synthetic", "npz"] = Field(
         "strokes", description="Data set; `strokes` and `synthetic` are made by the program, `npz` is your own folder."
     )
-    data_dir: str | None = Field(None, description="Folder of the real data sets, or of your .npz files.")
+    data_dir: str | None = Field(
+        None, examples=["/my/folder"], description="Folder of the real data sets, or of your .npz files."
+    )
     partition: Literal["iid", "dirichlet", "natural"] | None = Field(
         None, description="Split by client; left out: dirichlet, or natural where the data set says who holds what."
     )
@@ -36,9 +40,12 @@ class DataSection(_Section):
         lt=1,
         description="Share of the training set that no client holds: public data for tuning and for adap_dpfl.",
     )
-    pixel_range: tuple[float, float] = Field((-1.0, 1.0), description="What black and white become.")
+    pixel_range: tuple[float, float] = Field((-1.0, 1.0), strict=False, description="What black and white become.")
     num_classes: int | None = Field(
-        None, ge=2, description="`npz`: number of classes; left out: from the clients' labels, which no ε covers."
+        None,
+        ge=2,
+        examples=[3],
+        description="`npz`: number of classes; left out: from the clients' labels, which no ε covers.",
     )
     alpha: float = Field(1.0, ge=0, description="`synthetic`: how much clients' models differ.")
     beta: float = Field(1.0, ge=0, description="`synthetic`: how much clients' inputs differ.")
@@ -61,13 +68,19 @@ class PrivacySection(_Section):
     accountant: Literal["pld", "rdp", "rdp-paper"] = Field("pld", description="How ε is computed; pld is the tightest.")
     sample_rate: float = Field(0.04, gt=0, le=1, description="q: probability that a record joins a batch.")
     noise_multiplier: float | None = Field(
-        None, gt=0, description="σ; left out: the least that pays for `max_steps` steps."
+        None, gt=0, examples=[1.1], description="σ; left out: the least that pays for `max_steps` steps."
     )
     max_steps: int | None = Field(
-        None, ge=1, description="R_c wished for: sets σ where that is left out; left out too: two steps a round."
+        None,
+        ge=1,
+        examples=[100],
+        description="R_c wished for: sets σ where that is left out; left out too: two steps a round.",
     )
     unsafe: tuple[Literal["unaccounted-signals"], ...] = Field(
-        (), description='["unaccounted-signals"] admits the policies `paper` and `reference`, which no ε covers.'
+        (),
+        strict=False,  # TOML has lists, not tuples
+        examples=[["unaccounted-signals"]],
+        description='["unaccounted-signals"] admits the policies `paper` and `reference`, which no ε covers.',
     )
 
 
@@ -79,7 +92,7 @@ class MethodSection(_Section):
         None, description="How τ is chosen; left out: ali for ali_dpfl, fixed for the others."
     )
     local_steps: int | None = Field(
-        None, ge=1, description="τ of the policy fixed; left out: 1, and 3 for adap_dpfl and pe_dpfl."
+        None, ge=1, examples=[3], description="τ of the policy fixed; left out: 1, and 3 for adap_dpfl and pe_dpfl."
     )
     clip_norm: float = Field(1.0, gt=0, description="C; for adap_dpfl that of the first round.")
     learning_rate: float = Field(4.0, gt=0, le=1e6, description="η₀.")
@@ -87,19 +100,29 @@ class MethodSection(_Section):
         "late_decay", description="How η falls in the course of training."
     )
     heterogeneity: float | None = Field(
-        None, ge=0, description="Γ of Lemma 2; left out: as the paper sets it for the split."
+        None, ge=0, examples=[5.0], description="Γ of Lemma 2; left out: as the paper sets it for the split."
     )
-    options: dict[str, Any] = Field({}, description="Further settings of the method, such as draws of pe_dpfl.")
-    policy_options: dict[str, Any] = Field({}, description="Further settings of the policy, such as pace_limit.")
+    options: dict[str, Any] = Field(
+        {}, examples=[{"draws": 2}], description="Further settings of the method, such as draws of pe_dpfl."
+    )
+    policy_options: dict[str, Any] = Field(
+        {}, examples=[{"pace_limit": 2.0}], description="Further settings of the policy, such as pace_limit."
+    )
 
 
 class FederationSection(_Section):
     """[federation]: rounds, limits, and the server."""
 
     max_rounds: int = Field(50, ge=1, description="R_s.")
-    clients_per_round: int | None = Field(None, ge=1, description="Drawn at random each round; left out: all.")
-    time_limit: Seconds | None = Field(None, gt=0, description='Stop before crossing it, such as "2h" or 90 seconds.')
-    traffic_limit: Bytes | None = Field(None, gt=0, description='Stop before crossing it, such as "5GB".')
+    clients_per_round: int | None = Field(
+        None, ge=1, examples=[5], description="Drawn at random each round; left out: all."
+    )
+    time_limit: Seconds | None = Field(
+        None, gt=0, examples=["2h"], description='Stop before crossing it, such as "2h" or 90 seconds.'
+    )
+    traffic_limit: Bytes | None = Field(
+        None, gt=0, examples=["5GB"], description='Stop before crossing it, such as "5GB".'
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="Of the server's step.")
     averaging: float = Field(0.0, ge=0, lt=1, description="Moving average of the model that is evaluated and saved.")
     quorum: float = Field(0.5, gt=0, le=1, description="Least share of a round's updates that must arrive.")
@@ -115,7 +138,7 @@ class RunSection(_Section):
     randomness: Literal["seeded", "secure"] = Field(
         "seeded", description="Batches and noise: repeatable, or from the operating system's entropy."
     )
-    processes: int | None = Field(None, ge=1, description="Worker processes; left out: one a core.")
+    processes: int | None = Field(None, ge=1, examples=[2], description="Worker processes; left out: one a core.")
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where clients train.")
     evaluate_every: int = Field(10, ge=1, description="Rounds between two evaluations; the last is always evaluated.")
     evaluate_on: Literal["test", "validation"] = Field(

@@ -1,6 +1,5 @@
 """From a TOML file and `--set key=value` to a checked Config. Every error names the key, the value and the remedy."""
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,7 +8,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from alidpfl.errors import ConfigError
+from alidpfl.inputs.lookup import nearest
 from alidpfl.runs.config import Config
+from alidpfl.runs.wording import example, expected, toml
 
 _LONGEST_VALUE = 200  # of a value in an error message
 
@@ -33,7 +34,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(_explained(problem) for problem in error.errors())) from None
+        raise ConfigError("; ".join(dict.fromkeys(_explained(problem, values) for problem in error.errors()))) from None
 
 
 def keys() -> dict[str, list[str]]:
@@ -81,8 +82,7 @@ def _full_key(key: str) -> str:
         raise ConfigError(f"--set {key}: say which, {' or '.join(f'{home}.{key}' for home in homes)}")
     everything = [f"{section}.{name}" for section, names in keys().items() for name in names]
     by_name = {full.partition(".")[2]: full for full in everything}
-    nearest = by_name[_nearest(key, by_name)]
-    raise ConfigError(f"--set {key}: there is no such key; did you mean {nearest}?")
+    raise ConfigError(f"--set {key}: there is no such key; did you mean {by_name[nearest(key, by_name)]}?")
 
 
 def _value(text: str) -> Any:
@@ -93,22 +93,27 @@ def _value(text: str) -> Any:
         return text
 
 
-def _explained(problem: Any) -> str:
+def _explained(problem: Any, values: Mapping[str, Any]) -> str:
     path = [str(part) for part in problem["loc"]]
-    key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        return f"{key} is not a setting; did you mean {_nearest_key(path)}?"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    choices = problem.get("ctx", {}).get("expected")
+        return f"{'.'.join(path)} is not a setting; did you mean {_nearest_key(path)}?"
+    section = Config.model_fields[path[0]].annotation
+    if len(path) == 1:
+        first, field = next(iter(_fields(section).items()))
+        return f"{path[0]}={_shown(problem['input'])} must be a section, such as {path[0]}.{first}={example(field)}"
+    field = _fields(section)[path[1]]
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
-        options = _literals(path)
-        return f"{key}={problem['input']!r} must be {choices}; did you mean {_nearest(problem['input'], options)!r}?"
-    return f"{key}={_shown(problem['input'])}: {message[:1].lower()}{message[1:]}"
+        options = _literals(field.annotation)
+        listed = ", ".join(f"'{option}'" for option in options)
+        meant = nearest(problem["input"], options)
+        return f"{'.'.join(path)}={problem['input']!r} must be one of {listed}; did you mean {meant!r}?"
+    return f"{path[0]}.{path[1]}={_shown(values[path[0]][path[1]])} must be {expected(field)}"
 
 
 def _shown(value: Any) -> str:
+    """As it was typed, or nearly: what TOML calls true is not to be called True."""
     try:
-        text = repr(value)
+        text = toml(value) if isinstance(value, bool) else repr(value)
     except (ValueError, RecursionError):  # Python prints no number of more than 4,300 digits
         return f"({type(value).__name__})"
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
@@ -118,18 +123,13 @@ def _nearest_key(path: list[str]) -> str:
     if len(path) == 1:
         homes = {name: section for section, names in keys().items() for name in names}
         candidates = {**{section: section for section in keys()}, **{n: f"{s}.{n}" for n, s in homes.items()}}
-        return candidates[_nearest(path[0], candidates)]
-    return f"{path[0]}.{_nearest(path[-1], keys()[path[0]])}"
+        return candidates[nearest(path[0], candidates)]
+    return f"{path[0]}.{nearest(path[-1], keys()[path[0]])}"
 
 
-def _literals(path: list[str]) -> list[str]:
+def _literals(annotation: Any) -> list[str]:
     """The texts that a setting may be."""
-    annotation: Any = _fields(Config.model_fields[path[0]].annotation)[path[1]].annotation
     found: list[Any] = [annotation]
     while any(get_args(a) for a in found):
         found = [b for a in found for b in (get_args(a) or (a,))]
     return [a for a in found if isinstance(a, str)]
-
-
-def _nearest(word: str, candidates: Iterable[str]) -> str:
-    return difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.0)[0]

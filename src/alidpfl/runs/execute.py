@@ -63,8 +63,9 @@ def execute(config: Config, out: str | Path, *, listener: Listener | None = None
     with directory.lock():
         with _removed_if_refused(directory):
             prepared = prepare(config, on_progress=listener.on_loading)
+            prepared.federation.check_time_limit()
         seed = config.run.seed if config.run.randomness == "seeded" else None
-        directory.write_environment(describe_environment(seed=seed))
+        directory.write_environment(describe_environment(seed=seed) | {"uncovered": list(prepared.uncovered)})
         _checkpoint(directory, config, prepared)  # of round 0: a kill in the first round must not look like a lost file
         directory.write_config(config.to_dict())  # last: with it the directory is a run that can be resumed
         return _train(config, prepared, directory, listener, tensorboard)

@@ -3,12 +3,12 @@
 python -m alidpfl.runs.reference > docs/configuration.md
 """
 
-import types
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from alidpfl.runs.config import Config
+from alidpfl.runs.wording import kind, limits, toml
 
 _HEAD = """# Configuration
 
@@ -32,35 +32,10 @@ def reference() -> str:
 
 
 def _row(key: str, field: FieldInfo) -> str:
-    default = "" if field.default is None else f"`{_shown(field.default)}`"
+    default = "" if field.default is None else f"`{toml(field.default)}`"
     meaning = str(field.description).replace("|", "\\|")
-    return f"| `{key}` | {_type(field.annotation)}{_range(field)} | {default} | {meaning} |"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_shown, value)) + "]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _type(annotation: Any) -> str:
-    """In the words of TOML."""
-    if get_origin(annotation) is Literal:
-        return ", ".join(f'"{choice}"' for choice in get_args(annotation))
-    if get_origin(annotation) in (types.UnionType,) or type(None) in get_args(annotation):
-        return ", ".join(_type(a) for a in get_args(annotation) if a is not type(None))
-    if get_origin(annotation) is tuple:
-        return "list of " + _type(get_args(annotation)[0])
-    if get_origin(annotation) is dict:
-        return "table"
-    names = {float: "number", int: "whole number", str: "text"}
-    return names.get(annotation, "number or text")
-
-
-def _range(field: FieldInfo) -> str:
-    signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-    found = [f"{s} {getattr(m, a):g}" for m in field.metadata for a, s in signs.items() if hasattr(m, a)]
-    return f" {', '.join(found)}" if found else ""
+    within = f" {limits(field)}" if limits(field) else ""
+    return f"| `{key}` | {kind(field.annotation)}{within} | {default} | {meaning} |"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class TensorBoardWriter:
     def __init__(self, directory: str | Path, *, first_round: int = 0) -> None:
         self._directory = Path(directory)
         with disk_errors("write TensorBoard events into", self._directory):
-            self._writer = _summary_writer()(str(self._directory), purge_step=first_round or None)
+            self._writer = _summary_writer()(str(self._directory), purge_step=first_round + 1 if first_round else None)
 
     def add(self, record: RoundRecord) -> None:
         """One point for each quantity of the round that was measured."""
@@ -31,7 +31,7 @@ class TensorBoardWriter:
             for name in _SCALARS:
                 value = getattr(record, name)
                 if value is not None:
-                    self._writer.add_scalar(name, value, record.round)
+                    self._writer.add_scalar(name, value, record.number)
             self._writer.flush()
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ def run_figure(snapshots: Sequence[RunSnapshot]) -> "Figure":
     panels = figure.subplots(len(_PANELS), 1, sharex=True)
     for axes, (label, value) in zip(panels, _PANELS.items(), strict=True):
         for snapshot in snapshots:
-            known = [(r.round, y) for r in snapshot.records if (y := value(r)) is not None]
+            known = [(r.number, y) for r in snapshot.records if (y := value(r)) is not None]
             heights = [y if math.isfinite(y) else math.nan for _, y in known]  # NaN: a gap in the line
             axes.plot([x for x, _ in known], heights, marker="." if len(known) == 1 else None)
         axes.set_ylabel(label)

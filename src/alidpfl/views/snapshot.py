@@ -22,6 +22,7 @@ class RunSnapshot:
     timings: tuple[RoundTiming, ...] = ()
     summary: Mapping[str, Any] | None = None
     """None while the run goes on, or after it was killed."""
+    environment: Mapping[str, Any] | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> "RunSnapshot":
@@ -34,6 +35,7 @@ class RunSnapshot:
             records=tuple(run.records()),
             timings=tuple(run.timings()),
             summary=run.summary(),
+            environment=run.environment(),
         )
 
     @property
@@ -42,6 +44,13 @@ class RunSnapshot:
         return (self.summary or {}).get("covers_everything", True) is True and all(
             record.covers_everything for record in self.records
         )
+
+    @property
+    def uncovered(self) -> tuple[str, ...]:
+        """What no ε of this run covers, as far as the run wrote it down: at its start, and again at its end."""
+        told = [(place or {}).get("uncovered") for place in (self.summary, self.environment)]
+        found = next((reasons for reasons in told if isinstance(reasons, list) and reasons), [])
+        return tuple(map(str, found))
 
     @property
     def can_go_on(self) -> bool:
@@ -72,8 +81,18 @@ class RunSnapshot:
             "dirichlet_beta": self._setting("data", "dirichlet_beta"),
             "max_rounds": self._setting("federation", "max_rounds"),
             "epsilon_budget": self._setting("privacy", "epsilon"),
+            "accountant": self._setting("privacy", "accountant"),
+            "sample_rate": self._setting("privacy", "sample_rate"),
+            "noise_multiplier": self._noise_multiplier(),
+            "clip_norm": self._setting("method", "clip_norm"),
+            "learning_rate": self._setting("method", "learning_rate"),
             "seed": self._setting("run", "seed"),
         }
+
+    def _noise_multiplier(self) -> Any:
+        """As set, or as it was found for the budget: then only the run itself tells."""
+        told = (self.summary or {}).get("noise_multiplier", self._setting("privacy", "noise_multiplier"))
+        return self.records[0].noise_multiplier if told is None and self.records else told
 
     def _results(self) -> dict[str, Any]:
         summary = self.summary or {}
@@ -92,6 +111,7 @@ class RunSnapshot:
             "stop_reason": summary.get("stop_reason"),
             "seconds": summary.get("seconds", self.timings[-1].seconds_total if self.timings else None),
             "covers_everything": self.covers_everything,
+            "uncovered": list(self.uncovered),
         }
 
     def _setting(self, section: str, key: str) -> Any:

@@ -1,7 +1,7 @@
-"""One run as a table, several runs side by side. A guarantee that does not hold is said in the table itself."""
+"""One run as a table. A guarantee that does not hold is said in the table itself, with the reasons."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from alidpfl.views.snapshot import NOT_COVERED, RunSnapshot
 
-_UNKNOWN = "-"
+UNKNOWN = "-"
 _UNFINISHED = "running or interrupted"
 _SECONDS_A_MINUTE = 60
 
@@ -19,29 +19,12 @@ def summary_table(snapshot: RunSnapshot) -> Table:
     """Settings and results of one run, a line each."""
     table = Table(Column(), Column(_name(snapshot)))
     facts = snapshot.facts()
-    for heading, cell in (_SETTINGS | _RESULTS).items():
+    for heading, cell in (_SETTINGS | RESULTS).items():
         table.add_row(Text(heading), cell(facts))
     if not snapshot.covers_everything:
-        table.add_row(Text("WARNING", style="bold red"), _warning())
-    return table
-
-
-def comparison_table(snapshots: Sequence[RunSnapshot]) -> Table:
-    """A row for each run. Settings that all runs share go into the caption, so that the difference stands out."""
-    all_facts = [snapshot.facts() for snapshot in snapshots]
-    shared, differing = {}, {}
-    for heading, cell in _SETTINGS.items():
-        texts = {cell(facts).plain for facts in all_facts}
-        if len(texts) == 1:
-            shared[heading] = texts.pop()
-        else:
-            differing[heading] = cell
-    columns = differing | _RESULTS
-    table = Table("run", *columns, caption=_shared_caption(shared))
-    for snapshot, facts in zip(snapshots, all_facts, strict=True):
-        table.add_row(_name(snapshot), *(cell(facts) for cell in columns.values()))
-        if not snapshot.covers_everything:
-            table.add_row(_warning())
+        table.add_row(Text("WARNING", style="bold red"), Text(NOT_COVERED, style="bold red"))
+        for reason in snapshot.uncovered:
+            table.add_row(Text("not covered", style="bold red"), Text(reason))
     return table
 
 
@@ -50,40 +33,32 @@ def _name(snapshot: RunSnapshot) -> Text:
     return Text(snapshot.name)
 
 
-def _warning() -> Text:
-    return Text(NOT_COVERED, style="bold red")
-
-
-def _shared_caption(shared: Mapping[str, str]) -> Text | None:
-    known = [f"{heading} {text}" for heading, text in shared.items() if text != _UNKNOWN]
-    return Text(f"in all runs: {', '.join(known)}") if known else None
-
-
 def _plain(key: str) -> Callable[[Mapping[str, Any]], Text]:
-    return lambda facts: Text(_UNKNOWN if facts[key] is None else _number(facts[key]))
+    return lambda facts: Text(UNKNOWN if facts[key] is None else number(facts[key]))
 
 
-def _number(value: object) -> str:
+def number(value: object) -> str:
+    """Short: 2 for 2.0."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _dataset(facts: Mapping[str, Any]) -> Text:
     label = " (synthetic)" if facts["is_synthetic"] and facts["dataset"] else ""
-    return Text(f"{facts['dataset'] or _UNKNOWN}{label}")
+    return Text(f"{facts['dataset'] or UNKNOWN}{label}")
 
 
 def _partition(facts: Mapping[str, Any]) -> Text:
     beta = facts["dirichlet_beta"]
     has_beta = facts["partition"] == "dirichlet" and beta is not None
-    return Text(f"dirichlet({_number(beta)})" if has_beta else str(facts["partition"] or _UNKNOWN))
+    return Text(f"dirichlet({number(beta)})" if has_beta else str(facts["partition"] or UNKNOWN))
 
 
 def _epsilon(facts: Mapping[str, Any]) -> Text:
     if not isinstance(facts["epsilon"], int | float):
-        return Text(_UNKNOWN)
+        return Text(UNKNOWN)
     spent = rounded_up(facts["epsilon"])
     budget = facts["epsilon_budget"]
-    text = spent if budget is None else f"{spent} of {_number(budget)}"
+    text = spent if budget is None else f"{spent} of {number(budget)}"
     return Text(text) if facts["covers_everything"] else Text(f"{text} (!)", style="bold red")
 
 
@@ -98,22 +73,26 @@ def _accuracy(key: str) -> Callable[[Mapping[str, Any]], Text]:
     def cell(facts: Mapping[str, Any]) -> Text:
         value = facts[key]
         if not isinstance(value, int | float):
-            return Text(_UNKNOWN)
-        at_round = f" (round {facts['best_round']})" if key == "best_accuracy" else ""
-        return Text(f"{value:.2f} %{at_round}")
+            return Text(UNKNOWN)
+        return Text(f"{value:.2f} %")
 
     return cell
 
 
+def _best_round(facts: Mapping[str, Any]) -> Text:
+    best = facts["best_round"]
+    return Text(UNKNOWN if best is None else str(best + 1))  # people count from 1
+
+
 def _stop_reason(facts: Mapping[str, Any]) -> Text:
-    reason = facts["stop_reason"] or (_UNKNOWN if facts["finished"] else _UNFINISHED)
+    reason = facts["stop_reason"] or (UNKNOWN if facts["finished"] else _UNFINISHED)
     return Text(str(reason).replace("_", " "))
 
 
 def _seconds(facts: Mapping[str, Any]) -> Text:
     value = facts["seconds"]
     if not isinstance(value, int | float):
-        return Text(_UNKNOWN)
+        return Text(UNKNOWN)
     return Text(f"{value:.1f}" if value < _SECONDS_A_MINUTE else f"{value:.0f}")
 
 
@@ -125,16 +104,22 @@ _SETTINGS: dict[str, Callable[[Mapping[str, Any]], Text]] = {
     "schedule": _plain("schedule"),
     "clients": _plain("clients"),
     "partition": _partition,
-    "R_s": _plain("max_rounds"),
+    "rounds at most, R_s": _plain("max_rounds"),
+    "sample rate q": _plain("sample_rate"),
+    "noise σ": _plain("noise_multiplier"),
+    "clip norm C": _plain("clip_norm"),
+    "step size η": _plain("learning_rate"),
+    "accountant": _plain("accountant"),
     "δ": _plain("delta"),
     "seed": _plain("seed"),
 }
-_RESULTS: dict[str, Callable[[Mapping[str, Any]], Text]] = {
+RESULTS: dict[str, Callable[[Mapping[str, Any]], Text]] = {
     "ε spent": _epsilon,
     "steps": _plain("steps"),
     "rounds": _plain("rounds"),
     "accuracy": _accuracy("accuracy"),
     "best accuracy": _accuracy("best_accuracy"),
+    "best in round": _best_round,
     "stopped by": _stop_reason,
     "seconds": _seconds,
 }

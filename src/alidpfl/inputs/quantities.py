@@ -8,7 +8,7 @@ _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def as_seconds(value: object) -> object:
-    """Seconds of "90", "90s", "15m", "2h" or "1d"; what is no text is passed on.
+    """Seconds of "90", "90s", "15m", "2h" or "1d"; what is no text is passed on for the next check.
 
     >>> as_seconds("2h"), as_seconds(90)
     (7200.0, 90)
@@ -17,7 +17,7 @@ def as_seconds(value: object) -> object:
 
 
 def as_bytes(value: object) -> object:
-    """Bytes of "5GB", "800 MB" or "1000"; what is no text is passed on.
+    """Bytes of "5GB", "800 MB" or "1000"; what is no text is passed on for the next check.
 
     >>> as_bytes("5GB")
     5000000000

@@ -1,0 +1,40 @@
+"""Finding things by the name that a user typed."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from alidpfl.errors import ConfigError
+
+Found = TypeVar("Found")
+
+
+def named(what: str, name: str, options: Mapping[str, Found]) -> Found:
+    """`options[name]`, or a ConfigError that offers the nearest name.
+
+    >>> named("policy", "ratoi", {"ratio": 1, "ali": 2})
+    Traceback (most recent call last):
+        ...
+    alidpfl.errors.ConfigError: policy='ratoi' is not known; did you mean 'ratio'? There are: ratio, ali
+    """
+    if isinstance(name, str) and name in options:
+        return options[name]
+    if not options:
+        raise ConfigError(f"{what}={name!r} is not known; there are none")
+    hint = f"did you mean {nearest(str(name), options)!r}? There are: {', '.join(options)}"
+    raise ConfigError(f"{what}={name!r} is not known; {hint}")
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Of `names`, of which there must be one at least, that which `word` was most likely meant to be.
+
+    >>> nearest("Fashion-MNIST", ["mnist", "fashion_mnist"])
+    'fashion_mnist'
+    """
+    spelled = {_spelling(name): name for name in names}
+    return spelled[difflib.get_close_matches(_spelling(word), spelled, n=1, cutoff=0.0)[0]]
+
+
+def _spelling(name: str) -> str:
+    """What people get wrong first: capitals, hyphens, underscores."""
+    return name.lower().replace("-", "").replace("_", "")
