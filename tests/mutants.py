@@ -243,9 +243,16 @@ MUTANTS = (
     Mutant(
         "the search returns the unsafe end",
         "src/alidpfl/privacy/search.py",
-        "    return fits",
-        "    return too_many",
+        "        probe = min(max(probe, fits + 1), too_many - 1)\n    return fits",
+        "        probe = min(max(probe, fits + 1), too_many - 1)\n    return too_many",
         GOLDEN,
+    ),
+    Mutant(
+        "the quick search takes what does not quite fit",
+        "src/alidpfl/privacy/search.py",
+        "        if value <= limit:\n            fits = min(fits, probe)",
+        "        if value <= 1.05 * limit:\n            fits = min(fits, probe)",
+        "tests/privacy/test_step_search.py tests/privacy/test_gaussian_dp.py",
     ),
     Mutant(
         "calibration one notch too low",
