@@ -14,6 +14,7 @@ from rich.table import Table
 from alidpfl._version import __version__
 from alidpfl.cli_data import data_app
 from alidpfl.cli_plan import plan
+from alidpfl.cli_report import report
 from alidpfl.cli_reproduce import reproduce, tables
 from alidpfl.cli_run import run
 from alidpfl.cli_views import compare, show
@@ -156,6 +157,7 @@ app.command()(plan)
 app.command()(run)
 app.command()(show)
 app.command()(compare)
+app.command()(report)
 app.command()(reproduce)
 app.command()(tables)
 app.add_typer(data_app, name="data")

@@ -99,10 +99,10 @@ def make_table(grid: Grid, cells: Iterable[Cell], results: Results) -> Table:
 def as_markdown(table: Table) -> str:
     """A table a data set."""
     parts = [f"### {table.grid.title}", ""]
-    for dataset, rows in _by_dataset(table).items():
+    for dataset, rows in rows_by_dataset(table).items():
         head = ["method", "accountant", *(column.name for column in table.grid.columns)]
         parts += [f"**{dataset}**", "", _line(head), _line(["---"] * len(head))]
-        parts += [_line([*names, *(_shown(entry) for entry in entries)]) for names, entries in rows]
+        parts += [_line([*names, *(shown(entry) for entry in entries)]) for names, entries in rows]
         parts.append("")
     return "\n".join([*parts, table.caption, ""])
 
@@ -111,12 +111,12 @@ def as_latex(table: Table) -> str:
     """For a paper; needs booktabs."""
     width = len(table.grid.columns)
     lines = [r"\begin{table}", rf"\caption{{{_escaped(table.caption)}}}", rf"\begin{{tabular}}{{ll{'r' * width}}}"]
-    for dataset, rows in _by_dataset(table).items():
+    for dataset, rows in rows_by_dataset(table).items():
         names = " & ".join(_escaped(column.name) for column in table.grid.columns)
         lines += [r"\toprule", rf"\multicolumn{{{width + 2}}}{{l}}{{{_escaped(dataset)}}} \\"]
         lines += [rf"method & accountant & {names} \\", r"\midrule"]
         for labels, entries in rows:
-            cells = [*map(_escaped, labels), *(_escaped(_shown(entry)).replace("±", r"$\pm$") for entry in entries)]
+            cells = [*map(_escaped, labels), *(_escaped(shown(entry)).replace("±", r"$\pm$") for entry in entries)]
             lines.append(rf"{' & '.join(cells)} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
@@ -139,7 +139,7 @@ FORMATS: MappingProxyType[str, Callable[[Table], str]] = MappingProxyType(
 )
 
 
-def _by_dataset(table: Table) -> dict[str, list[tuple[tuple[str, str], list[Entry | None]]]]:
+def rows_by_dataset(table: Table) -> dict[str, list[tuple[tuple[str, str], list[Entry | None]]]]:
     """For each data set its rows: (method, accountant) and the entries by column."""
     found: dict[str, list[tuple[tuple[str, str], list[Entry | None]]]] = {}
     places = {(e.dataset, e.method, e.accountant, e.column): e for e in table.entries}
@@ -150,7 +150,7 @@ def _by_dataset(table: Table) -> dict[str, list[tuple[tuple[str, str], list[Entr
     return found
 
 
-def _shown(entry: Entry | None) -> str:
+def shown(entry: Entry | None) -> str:
     """92.84 ± 0.31 (n = 3), paper 97.58, −4.74."""
     if entry is None or (entry.mean is None and entry.paper is None):
         return "-"

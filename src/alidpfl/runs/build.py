@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.data import Dataset, held_out_rows, load
-from alidpfl.data.partition import dirichlet, iid, small_clients
+from alidpfl.data.partition import dirichlet, iid, label_counts, small_clients
 from alidpfl.engines.federation import Federation, ledger_for
 from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError
@@ -100,6 +100,17 @@ def public_facts(config: Config, *, on_progress: Callable[[str, float], None] | 
         num_params=sum(parameter.numel() for parameter in _model(config, dataset).parameters()),
         accountant=_accountant(config),
     )
+
+
+def public_split(config: Config) -> list[list[int]] | None:
+    """Records of each class at each client, for data that are public anyway; None for users' own."""
+    if config.data.name == "npz":
+        return None
+    dataset = _dataset(config, None)
+    private, _ = held_out_rows(len(dataset.train), config.data.validation, config.run.seed)
+    parts = [rows.numpy() for rows in _clients(config, dataset, private)]
+    counts = label_counts(dataset.train.targets.numpy(), parts, dataset.num_classes)
+    return [[int(count) for count in row] for row in counts.T]
 
 
 def _check_choices(config: Config) -> None:

@@ -1,0 +1,158 @@
+"""Runs and tables as one page that opens from disk: what was found, how, and what it does not say."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from alidpfl.views.comparison import flattened
+from alidpfl.views.page import facts, figure, page, table
+from alidpfl.views.snapshot import RunSnapshot
+from alidpfl.views.tables import number, rounded_up
+
+_CHARTS = {"accuracy": "test accuracy (%)", "steps": "local steps τ", "epsilon": "ε spent"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Who holds what: records of each class (rows) at each client (columns)."""
+
+    title: str
+    counts: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultTable:
+    """A table of the paper with ours in it, as text."""
+
+    title: str
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultChart:
+    """A drawing of results, as charts.js takes it."""
+
+    name: str
+    title: str
+    caption: str
+    chart: Mapping[str, Any]
+
+
+def report_page(
+    snapshots: Sequence[RunSnapshot],
+    splits: Sequence[Split] = (),
+    tables: Sequence[ResultTable] = (),
+    charts: Sequence[ResultChart] = (),
+) -> str:
+    """The whole page."""
+    body = ["<h1>Federated training under a privacy budget: report</h1>"]
+    drawn: dict[str, Any] = {}
+    if snapshots:
+        body += _runs(snapshots)
+        drawn |= {name: _chart(name, title, snapshots) for name, title in _CHARTS.items()}
+    for split in splits:
+        body += ["<h2>Who holds what</h2>", _split(split)]
+    body += ["<h2>Tables</h2>"] if tables else []
+    body += [_result_table(made) for made in tables]
+    for chart in charts:
+        body += [f"<h2>{escape(chart.title)}</h2>", figure(chart.name, chart.caption)]
+        drawn[chart.name] = chart.chart
+    if snapshots:
+        body += ["<h2>Settings</h2>", _settings(snapshots)]
+    return page("alidpfl: report", body, drawn)
+
+
+def caveats(snapshot: RunSnapshot) -> list[str]:
+    """What a reader must not overlook."""
+    known = snapshot.facts()
+    found = []
+    if not snapshot.covers_everything:
+        reasons = "; ".join(snapshot.uncovered) or "un-noised values were used or shown"
+        found.append(f"ε does NOT cover this run: {reasons}.")
+    if known["is_synthetic"]:
+        found.append("The data are synthetic: drawn by a program, not measured anywhere.")
+    if (snapshot.summary or {}).get("randomness") == "seeded":
+        found.append("A simulation with seeded noise: whoever knows the seed can subtract the noise.")
+    if snapshot.can_go_on:
+        found.append("The run is not finished.")
+    return found
+
+
+def _runs(snapshots: Sequence[RunSnapshot]) -> list[str]:
+    head = ["run", "data", "method", "policy", "accuracy", "ε", "δ", "rounds", "steps", "ended by", "seconds"]
+    rows = []
+    for snapshot in snapshots:
+        known = snapshot.facts()
+        accuracy = "-" if known["accuracy"] is None else f"{known['accuracy']:.2f} %"
+        epsilon = "-" if known["epsilon"] is None else rounded_up(known["epsilon"])
+        mark = "" if snapshot.covers_everything else " (does not cover all)"
+        seconds = "-" if known["seconds"] is None else f"{known['seconds']:.0f}"
+        plain = (known[key] for key in ("delta", "rounds", "steps", "stop_reason"))
+        names = (snapshot.name, known["dataset"], known["method"], known["policy"])
+        rows.append([*map(_text, names), accuracy, epsilon + mark, *map(_text, plain), seconds])
+    parts = [_headline(snapshots[0])] if len(snapshots) == 1 else []
+    parts.append(table("Accuracy of the last round on the test set; ε of the client that spent most", head, rows))
+    told = [f"{s.name}: {caveat}" for s in snapshots for caveat in caveats(s)]
+    if told:
+        items = "".join(f"<li>{escape(caveat)}</li>" for caveat in told)
+        parts.append(f'<h2>What to keep in mind</h2><ul class="caveats">{items}</ul>')
+    for name, title in _CHARTS.items():
+        parts += [f"<h2>{escape(title)}</h2>", figure(name, f"{title} after each round.")]
+    return parts
+
+
+def _headline(snapshot: RunSnapshot) -> str:
+    known = snapshot.facts()
+    shown = {
+        "accuracy": "-" if known["accuracy"] is None else f"{known['accuracy']:.2f} %",
+        "ε": "-" if known["epsilon"] is None else rounded_up(known["epsilon"]),
+        "δ": _text(known["delta"]),
+        "rounds": _text(known["rounds"]),
+        "local steps": _text(known["steps"]),
+    }
+    return facts(shown)
+
+
+def _chart(name: str, title: str, snapshots: Sequence[RunSnapshot]) -> dict[str, Any]:
+    series = []
+    for snapshot in snapshots:
+        values = {"accuracy": "accuracy", "steps": "local_steps", "epsilon": "epsilon"}
+        points = [(record.number, getattr(record, values[name])) for record in snapshot.records]
+        known = [[x, float(y)] for x, y in points if y is not None and abs(y) < float("inf")]
+        series.append({"name": snapshot.name, "points": known})
+    return {"label": f"{title} by round", "x": "round", "y": title, "series": series}
+
+
+def _split(split: Split) -> str:
+    clients = len(split.counts[0]) if split.counts else 0
+    most = max((count for row in split.counts for count in row), default=0) or 1
+    head = "".join(f'<th scope="col">{client}</th>' for client in range(clients))
+    lines = []
+    for label, row in enumerate(split.counts):
+        cells = "".join(f'<td style="--share: {count / most:.3f}">{count}</td>' for count in row)
+        lines.append(f'<tr><th scope="row">class {label}</th>{cells}</tr>')
+    caption = escape(f"{split.title}: records of each class (rows) at each client (columns)")
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table class="heat"><caption>{caption}'
+        f'</caption><thead><tr><th scope="col">client</th>{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _result_table(made: ResultTable) -> str:
+    note = f'<p class="faint">{escape(made.caption)}</p>' if made.caption else ""
+    return table(made.title, made.head, made.rows) + note
+
+
+def _settings(snapshots: Sequence[RunSnapshot]) -> str:
+    configs = [flattened(snapshot.config) for snapshot in snapshots]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    rows = [[key, *(_text(config.get(key)) for config in configs)] for key in keys]
+    return table("Every setting of every run", ["setting", *(snapshot.name for snapshot in snapshots)], rows)
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else number(value)

@@ -1,0 +1,148 @@
+"""`alidpfl report`: one page of runs and tables, in a real browser."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from selenium.webdriver.common.by import By
+
+from alidpfl.reproduction.grid import cells, load_grid
+from alidpfl.reproduction.results import Result
+from alidpfl.runs import execute, load_config
+from alidpfl.views import RunSnapshot
+from alidpfl.views.report_page import caveats, report_page
+
+SETTINGS = ["data.name=synthetic", "data.clients=3", "model.name=linear", "federation.max_rounds=6", "run.processes=1"]
+LEAKY = ['method.policy="paper"', 'privacy.unsafe=["unaccounted-signals"]']
+
+
+def command(*arguments):
+    done = [sys.executable, "-m", "alidpfl", "report", *map(str, arguments)]
+    return subprocess.run(done, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    execute(load_config(overrides=[*SETTINGS, "run.evaluate_every=2"]), folder / "careful")
+    execute(load_config(overrides=[*SETTINGS, *LEAKY]), folder / "<b>leaky")
+    return [folder / "careful", folder / "<b>leaky"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A folder of results as `reproduce` leaves it, with figures that nobody could have measured."""
+    folder, lines = tmp_path_factory.mktemp("results"), []
+    methods = ["fedavg_dp:tau=1", "fedavg_dp:tau=2", "ali_dpfl", "ours:ali"]
+    for place, cell in enumerate(cells(load_grid("small"), datasets=["mnist"], methods=methods, seeds=2)):
+        result = Result(
+            key=cell.key,
+            settings=dict(cell.settings),
+            accuracy=50.0 + place,
+            epsilon=1.5,
+            delta=1e-5,
+            rounds=3,
+            steps=6,
+            stop_reason="max_rounds",
+            seconds=1.0,
+            covers_everything=cell.method != "ali_dpfl",
+            noise_multiplier=1.1,
+            local_steps=[1, 2, 3],
+            accuracies=[(3, 50.0 + place)],
+            version="test",
+        )
+        lines.append(json.dumps(asdict(result)))
+    (folder / "small.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(runs, results, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    done = command(*runs, results, "-o", path)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_one_small_file_without_a_network(page):
+    text = page.read_text()
+    assert len(text) < 6_000_000
+    assert not re.search(r"https?://(?!www\.w3\.org)", text)
+    assert "<b>leaky" not in text  # the folder's name is text, not markup
+
+
+def test_it_opens_without_a_complaint_and_draws(browser, page):
+    browser.set_window_size(1000, 1200)
+    browser.get(page.as_uri())
+    assert browser.get_log("browser") == []
+    charts = {plot.get_attribute("data-chart") for plot in browser.find_elements(By.CSS_SELECTOR, ".plot")}
+    assert {"accuracy", "steps", "epsilon", "fixed-small-mnist", "sequence-small-mnist"} == charts
+    for plot in browser.find_elements(By.CSS_SELECTOR, ".plot svg"):
+        assert plot.find_elements(By.CSS_SELECTOR, "path.series")
+        assert plot.get_attribute("aria-label")
+    box = browser.find_element(By.CSS_SELECTOR, 'input[name="careful"]')
+    before = len(browser.find_elements(By.CSS_SELECTOR, 'path[data-series="careful"]'))
+    box.click()
+    assert len(browser.find_elements(By.CSS_SELECTOR, 'path[data-series="careful"]')) == before - 1
+
+
+def test_the_keyboard_reaches_everything(browser, page):
+    browser.get(page.as_uri())
+    script = """return [...document.querySelectorAll('input, .scroll')].every(e => e.tabIndex >= 0)
+        && [...document.querySelectorAll('table')].every(t => t.caption && t.querySelector('th[scope=row]'))"""
+    assert browser.execute_script(script)
+
+
+def test_it_says_what_epsilon_does_not_cover(browser, page):
+    browser.get(page.as_uri())
+    told = browser.find_element(By.CSS_SELECTOR, ".caveats").text
+    assert "<b>leaky: ε does NOT cover this run: un-noised signals of the clients" in told
+    assert "synthetic" in told
+    assert "seeded noise" in told
+    assert "ali_dpfl *" in browser.find_element(By.TAG_NAME, "body").text
+
+
+def test_tables_and_figures_are_of_the_results(page):
+    text = page.read_text()
+    assert "paper 97.58" in text
+    assert "how often each fixed τ is best (Fig. 5)" in text
+    charts = json.loads(re.search(r'id="charts">(.*?)</script>', text)[1])
+    sequence = charts["sequence-small-mnist"]["series"][0]["points"]
+    assert sequence == [[1, 1.0], [2, 2.0], [3, 3.0]]
+    fixed = charts["fixed-small-mnist"]["series"]
+    assert [series["name"] for series in fixed] == ["R_s = 2 R_c", "R_s = R_c", "R_s = R_c/2", "R_s = R_c/5"]
+
+
+def test_the_split_is_shown_of_public_data_only(tmp_path):
+    random = np.random.default_rng(0)
+    for name in ("a", "b", "test"):
+        np.savez(tmp_path / f"{name}.npz", x=random.normal(size=(40, 3)).astype("float32"), y=np.arange(40) % 2)
+    own = ["data.name=npz", f'data.data_dir="{tmp_path}"', "data.num_classes=2", *SETTINGS[2:]]
+    execute(load_config(overrides=[*own, "federation.max_rounds=2"]), tmp_path / "own")
+    done = command(tmp_path / "own", "-o", tmp_path / "own.html")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "own.html").read_text()
+    assert "Who holds what" not in text  # label counts are the clients' own
+    assert 'class="heat"' not in text
+
+
+def test_a_running_run_is_marked(runs):
+    import dataclasses
+
+    running = dataclasses.replace(RunSnapshot.load(runs[0]), summary=None)
+    assert "The run is not finished." in caveats(running)
+    assert "not finished" in report_page([running])
+
+
+@pytest.mark.parametrize("content", [None, "nothing"])
+def test_what_is_neither_run_nor_results_is_refused(tmp_path, content):
+    if content:
+        (tmp_path / "x").write_text(content)
+    done = command(tmp_path, "-o", tmp_path / "r.html")
+    assert done.returncode == 2
+    assert "neither a run nor a folder of results" in done.stderr
+    assert not (tmp_path / "r.html").exists()
