@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alidpfl.data import checks
-from alidpfl.data.dataset import Dataset, PixelRange, scaled_images
-from alidpfl.data.own import from_clients
+from alidpfl.data.dataset import DEFAULT_PIXEL_RANGE, Dataset, LabelledData, PixelRange, scaled_images
+from alidpfl.data.own import from_clients, labelled
 from alidpfl.errors import DataError
 
 TEST_FILE = "test.npz"
@@ -53,6 +53,12 @@ def load_npz(folder: Path, seed: int, pixel_range: PixelRange, num_classes: int 
         num_classes=num_classes,
     )
     return replace(dataset, shown=tuple(shown))
+
+
+def load_client(path: Path, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> LabelledData:
+    """One client's own file, as its vault reads it."""
+    x, y = _read(path)
+    return labelled((_inputs(x, pixel_range), y), str(path))
 
 
 def _read(path: Path) -> Arrays:
