@@ -14,6 +14,7 @@ from rich.table import Table
 from alidpfl._version import __version__
 from alidpfl.cli_data import data_app
 from alidpfl.cli_run import run
+from alidpfl.cli_vault import vault_app
 from alidpfl.cli_views import compare, show
 from alidpfl.errors import AliDpflError
 
@@ -154,6 +155,7 @@ app.command()(run)
 app.command()(show)
 app.command()(compare)
 app.add_typer(data_app, name="data")
+app.add_typer(vault_app, name="vault")
 
 
 def main() -> None:
