@@ -28,7 +28,7 @@ class Reservation:
     steps: int
     """Local steps that will be run, after cuts."""
     sample_rate: float
-    """As charged."""
+    """q of its steps; 1 where the noise goes on the update, which is a release of all records."""
     noise_multiplier: float
     clip_norm: float
     release: Release

@@ -1,6 +1,7 @@
 """HTTP over the Unix socket. What decides is in `custody`; here are sizes, waiting times and status codes."""
 
 import asyncio
+import resource
 import signal
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -117,6 +118,7 @@ def serve(
     folder = VaultFolder(path=path)
     where = path / SOCKET if socket_path is None else socket_path
     signal.signal(signal.SIGTERM, _stop)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold records and the noise's key
     with folder.lock():
         vault = open_vault(folder, known_head)
         with closing(vault.ledger), listening(where, group) as server:

@@ -2,6 +2,7 @@
 
 import copy
 from collections import OrderedDict
+from functools import partial
 
 import numpy as np
 import torch
@@ -44,12 +45,13 @@ class RecordTrainer:
         key = "plain" if request.method != "pe_dpfl" else str(sorted(options.items()))
         with one_thread():
             if key not in self._trainers:
-                self._trainers[key] = LocalTrainer(method.objective(copy.deepcopy(self._model).train()))
+                trainer = LocalTrainer(method.objective(copy.deepcopy(self._model).train()))
+                trainer.rehearse(self._data)
+                self._trainers[key] = trainer
         self._trainers.move_to_end(key)
         while len(self._trainers) > _LOSSES_KEPT:
             self._trainers.popitem(last=False)
-        trainer = self._trainers[key]
-        return lambda weights, plan: self._trained(trainer, weights, plan)
+        return partial(self._trained, self._trainers[key])
 
     def _trained(self, trainer: LocalTrainer, weights: NDArray[np.float32], plan: ClientPlan) -> NoisedUpdate:
         with one_thread():
