@@ -1,5 +1,6 @@
 """Small vaults for the tests: forty records, a linear model of 21 parameters."""
 
+import socket
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from alidpfl.vault.enrolment import enrol
 from alidpfl.vault.folder import ANSWERS, LEDGER, SOCKET, VaultFolder
 from alidpfl.vault.messages import RoundRequest, decode_answer, encode
 from alidpfl.vault.policy import make_policy
-from alidpfl.vault.refusals import VaultUnreachableError
 from alidpfl.vault.source import FileSource
 from alidpfl.vault.update import NoisedUpdate
 from tests.runs.command import Forked, forked
@@ -139,26 +139,25 @@ def lines(folder: VaultFolder) -> list[bytes]:
 @contextmanager
 def served(folder: VaultFolder, *arguments):
     """`alidpfl vault serve` in a process of its own, and a client of it."""
-    socket = folder.path / SOCKET
     process = forked(folder.path.parent / "log", "vault", "serve", "--dir", folder.path, *arguments)
     try:
-        client = connected(socket, process)
+        client = connected(folder.path / SOCKET, process)
         with client:
             yield process, client
     finally:
         process.kill()
 
 
-def connected(socket: Path, process: Forked) -> VaultClient:
+def connected(path: Path, process: Forked) -> VaultClient:
     """A client, once the vault answers."""
     end = time.monotonic() + 60
-    client = VaultClient(socket, timeout=30)
-    while process.is_running() and time.monotonic() < end:
-        try:
-            client.info()
-        except VaultUnreachableError:
-            time.sleep(0.01)
-        else:
-            return client
-    client.close()
-    raise AssertionError(process.log.read_text())
+    while not answers_on(path):
+        assert process.is_running(), process.log.read_text()
+        assert time.monotonic() < end, process.log.read_text()
+        time.sleep(0.01)
+    return VaultClient(path, timeout=30)
+
+
+def answers_on(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as caller:
+        return caller.connect_ex(str(path)) == 0

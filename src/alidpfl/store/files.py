@@ -11,11 +11,11 @@ from typing import Any
 from alidpfl.errors import DataError
 
 _REMEDIES = {
-    errno.ENOSPC: "the disk is full: free some space, then continue with --resume",
-    errno.EDQUOT: "your disk quota is used up: free some space, then continue with --resume",
-    errno.EROFS: "the file system is read-only: choose another --out",
-    errno.EACCES: "no permission: choose another --out, or give yourself access",
-    errno.EPERM: "no permission: choose another --out, or give yourself access",
+    errno.ENOSPC: "the disk is full: free some space, then go on (a run: with --resume)",
+    errno.EDQUOT: "your disk quota is used up: free some space, then go on (a run: with --resume)",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.EACCES: "no permission: choose another folder, or give yourself access",
+    errno.EPERM: "no permission: choose another folder, or give yourself access",
     errno.ENOTDIR: "a part of this path is a file, not a folder: choose another path",
     errno.EISDIR: "this is a folder where a file belongs: move it away",
     errno.ENOENT: "it does not exist: was it moved or deleted?",

@@ -3,7 +3,7 @@
 >>> VaultClient("/nowhere/vault.sock").info()
 Traceback (most recent call last):
     ...
-alidpfl.vault.refusals.VaultUnreachableError: no vault answers on /nowhere/vault.sock (ConnectError); is `alidpfl ...
+alidpfl.vault.refusals.VaultUnreachableError: there is no socket /nowhere/vault.sock; start `alidpfl vault serve` first
 """
 
 from pathlib import Path
@@ -65,6 +65,8 @@ class VaultClient:
         return self._asked("POST", "/v1/train", content).content
 
     def _asked(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
+        if not self._socket.is_socket():
+            raise VaultUnreachableError(f"there is no socket {self._socket}; start `alidpfl vault serve` first")
         try:
             response = self._http.request(method, path, content=content)
         except httpx.HTTPError as error:
