@@ -35,15 +35,15 @@ def policy(**changes):
 @settings(max_examples=15, deadline=None)
 def test_a_lower_rate_and_more_noise_never_cost_more(rate, noise, less, more, steps):
     """What planned accounting rests on: every step within the terms is dominated by one at the terms."""
-    check_domination("rdp", rate, noise, less, more, steps)
+    check_domination("rdp", rate=rate, noise=noise, less=less, more=more, steps=steps)
 
 
 @pytest.mark.parametrize(("less", "more"), [(0.5, 1.0), (1.0, 1.3), (0.9, 1.1)])
 def test_nor_by_the_tightest_accountant(less, more):
-    check_domination("pld", SAMPLE_RATE, NOISE, less, more, 40)
+    check_domination("pld", rate=SAMPLE_RATE, noise=NOISE, less=less, more=more, steps=40)
 
 
-def check_domination(accountant, rate, noise, less, more, steps):
+def check_domination(accountant, *, rate, noise, less, more, steps):
     planned = SampledGaussian(sample_rate=rate, noise_multiplier=noise, steps=steps)
     run = SampledGaussian(sample_rate=rate * less, noise_multiplier=noise * more, steps=steps)
     assert epsilon([run], 1e-5, accountant) <= epsilon([planned], 1e-5, accountant) * (1 + 1e-9)
@@ -119,7 +119,7 @@ class HostileServer(RuleBasedStateMachine):
         value=st.sampled_from([0.0, 0.0, 1.0]),
         crash=st.sampled_from([None, None, "training", "storing"]),
     )
-    def ask(self, run, number, steps, noise, rate, value, crash):
+    def ask(self, *, run, number, steps, noise, rate, value, crash):
         sent = body(value, run=run, round=number, steps=steps, noise_multiplier=noise, sample_rate=rate)
         with opened(self.folder, self.trainer) as vault:
             if crash == "training":
@@ -205,7 +205,7 @@ def test_the_state_machine_reaches_the_end_of_a_budget():
     machine = HostileServerOfPlanned()
     machine.enrol("cut")
     for number in range(13):
-        machine.ask("a", number, 10**6, 1.0, SAMPLE_RATE, 0.0, None)
+        machine.ask(run="a", number=number, steps=10**6, noise=1.0, rate=SAMPLE_RATE, value=0.0, crash=None)
     machine.recorded_is_at_least_what_was_trained()
     machine.the_budget_is_never_crossed()
     with opened(machine.folder, machine.trainer) as vault, pytest.raises(VaultRefusedError) as caught:

@@ -385,7 +385,7 @@ def test_randomness_comes_from_the_system_unless_the_owner_says_otherwise(tmp_pa
 
 @pytest.mark.parametrize("changes", [{"seed": 3}, {"unsafe": ["seeded-noise"]}, {"unsafe": ["no-noise"]}])
 def test_a_seed_must_be_admitted_by_name(tmp_path, changes):
-    with pytest.raises(ConfigError, match="seed|unsafe"):
+    with pytest.raises(ConfigError, match=r"seed|unsafe"):
         made_vault(tmp_path, **changes)
 
 

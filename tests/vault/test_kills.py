@@ -126,13 +126,15 @@ class Copy:
         try:
             answer = self.ask()
         except VaultRefusedError as error:
-            assert error.code is RefusalCode.LOST
-            assert before is None
-            assert self.trained == trained  # not trained again under the same charge
-            outcome = "lost"
+            outcome, code = "lost", error.code
         else:
+            code = None
             assert before in (None, answer)
             assert self.trained == STEPS  # once, whoever asked
+        if outcome == "lost":
+            assert code is RefusalCode.LOST
+            assert before is None
+            assert self.trained == trained  # not trained again under the same charge
         assert spent(self.folder) == 2 * STEPS  # nothing is charged twice either
         with opened(self.folder, LoggingTrainer(self.log)) as vault:  # and the next round is served
             vault.answer(body(round=2, steps=STEPS))

@@ -66,7 +66,8 @@ class Service:
     async def _in_turn(self, work: Callable[[], Response]) -> Response:
         """Run when those before are done, within the policy's wait."""
         try:
-            await asyncio.wait_for(self._turn.acquire(), self._vault.policy.service.max_wait_seconds)
+            async with asyncio.timeout(self._vault.policy.service.max_wait_seconds):
+                await self._turn.acquire()
         except TimeoutError:
             raise self._counted(
                 RefusalCode.BUSY, "another round is being trained; nothing was charged, ask again"
