@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from alidpfl.dpsgd.relu_pool import join_relu_and_pool
 from alidpfl.engines.federation import Federation, ledger_for
-from alidpfl.engines.runner import SimulationData, keep_heap
+from alidpfl.engines.runner import SimulationData
 from alidpfl.federation.params import flatten, load, trained
+from alidpfl.federation.process import keep_heap
 from alidpfl.federation.settings import FederationSettings
 from alidpfl.methods import make_method
 from alidpfl.models import paper_cnn

@@ -17,6 +17,7 @@ from alidpfl.cli_plan import plan
 from alidpfl.cli_report import report
 from alidpfl.cli_reproduce import reproduce, tables
 from alidpfl.cli_run import run
+from alidpfl.cli_vault import vault_app
 from alidpfl.cli_views import compare, show
 from alidpfl.errors import AliDpflError
 
@@ -161,6 +162,7 @@ app.command()(report)
 app.command()(reproduce)
 app.command()(tables)
 app.add_typer(data_app, name="data")
+app.add_typer(vault_app, name="vault")
 
 
 def main() -> None:

@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
-from alidpfl.errors import ConfigError
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -126,17 +124,10 @@ def _load(
 
 
 def _parts(dataset: "Dataset", kind: PartitionKind, clients: int, beta: float, seed: int) -> "Partition":
-    from alidpfl import data
+    from alidpfl.data.split import client_rows
 
-    match kind:
-        case PartitionKind.IID:
-            return data.iid(len(dataset.train), clients, seed)
-        case PartitionKind.DIRICHLET:
-            return data.dirichlet(dataset.train.targets.numpy(), clients, beta, seed)
-        case PartitionKind.NATURAL:
-            if dataset.natural_clients is None:
-                raise ConfigError(f"{dataset.name} comes without clients; use --partition dirichlet or iid")
-            return tuple(indices.numpy() for indices in dataset.natural_clients)
+    rows = client_rows(dataset, kind.value, clients=clients, dirichlet_beta=beta, seed=seed)
+    return tuple(own.numpy() for own in rows)
 
 
 def _words(kind: PartitionKind, beta: float) -> str:

@@ -158,7 +158,7 @@ def test_show_natural_clients_where_there_are_none(tmp_path):
     write_set(tmp_path)
     result = run("show", "mnist", "--data-dir", tmp_path, "--partition", "natural")
     assert isinstance(result.exception, ConfigError)
-    assert "use --partition dirichlet or iid" in str(result.exception)
+    assert "split it by dirichlet or iid" in str(result.exception)
     assert isinstance(run("show", "cifar10").exception, DataError)
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from alidpfl.engines.runner import one_thread
 from alidpfl.engines.simulation import default_processes
 from alidpfl.errors import ConfigError
 from alidpfl.federation.params import flatten, trained
+from alidpfl.federation.process import one_thread
 
 from .parts import METHODS, MODELS, cnn, federation, linear, made_data, open_files, plan, simulation, zeros
 

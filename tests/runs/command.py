@@ -89,7 +89,8 @@ class Forked:
             time.sleep(0.001)
 
 
-def forked(log: Path, *arguments) -> Forked:
+def forked(log: Path, *arguments, first=lambda: None) -> Forked:
+    """The command, after `first()`, in a fork of this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -105,6 +106,7 @@ def forked(log: Path, *arguments) -> Forked:
         sys.argv = ["alidpfl", *map(str, arguments)]
         from alidpfl.cli import main
 
+        first()
         main()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alidpfl.data.dataset import Dataset, PixelRange, scaled_images
-from alidpfl.data.own import from_clients
+from alidpfl.data.dataset import DEFAULT_PIXEL_RANGE, Dataset, LabelledData, PixelRange, scaled_images
+from alidpfl.data.own import from_clients, labelled
 from alidpfl.errors import DataError
 from alidpfl.inputs import checks
 
@@ -56,6 +56,12 @@ def load_npz(folder: Path, seed: int, pixel_range: PixelRange, num_classes: int 
         num_classes=num_classes,
     )
     return replace(dataset, shown=tuple(shown))
+
+
+def load_client(path: Path, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> LabelledData:
+    """One client's own file, as its vault reads it."""
+    x, y = _read(path)
+    return labelled((_inputs(x, pixel_range), y), str(path))
 
 
 def _read(path: Path) -> Arrays:

@@ -8,11 +8,12 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
-from alidpfl.engines.runner import SimulationData, one_thread
+from alidpfl.engines.runner import SimulationData
 from alidpfl.engines.simulation import Simulation
 from alidpfl.errors import ConfigError
 from alidpfl.federation.loop import Training
 from alidpfl.federation.params import flatten, load, trained
+from alidpfl.federation.process import one_thread
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Evaluation, FederationSettings, Part
 from alidpfl.methods import Method

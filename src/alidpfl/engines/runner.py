@@ -1,10 +1,8 @@
 """What one process of a simulation does: train a client, evaluate a slice of the test set. One thread."""
 
 import copy
-import ctypes
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +14,6 @@ from alidpfl.federation.params import load, trained
 from alidpfl.federation.settings import Part
 from alidpfl.methods import Method
 from alidpfl.types import ClientPlan, ClientUpdate
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGEST_THRESHOLD = 32 << 20  # glibc refuses more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,25 +70,3 @@ class Runner:
         outputs = self.model(inputs)
         losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
         return int((outputs.argmax(1) == targets).sum()), float(losses.double().sum())
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch in one thread: clients are spread over processes, and sums then have one order whatever the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def keep_heap() -> None:
-    """Have glibc keep freed memory instead of handing it back: a step's buffers are the same every time.
-
-    Without it a step takes about a third longer. Other C libraries know no `mallopt`, and lose nothing else.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_THRESHOLD)
-        mallopt(_M_TRIM_THRESHOLD, 1 << 30)

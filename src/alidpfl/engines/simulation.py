@@ -14,9 +14,10 @@ from types import TracebackType
 from torch import Tensor, nn
 
 from alidpfl.engines.enrolment import check_enrolment
-from alidpfl.engines.runner import Runner, SimulationData, one_thread
+from alidpfl.engines.runner import Runner, SimulationData
 from alidpfl.engines.workers import SharedWeights, Task, WorkerPool
 from alidpfl.errors import ConfigError
+from alidpfl.federation.process import one_thread
 from alidpfl.federation.settings import Evaluation, Part
 from alidpfl.methods import Method
 from alidpfl.types import ClientPlan, ClientUpdate

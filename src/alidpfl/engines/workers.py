@@ -17,8 +17,9 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from alidpfl.engines.runner import Runner, keep_heap
+from alidpfl.engines.runner import Runner
 from alidpfl.errors import AliDpflError
+from alidpfl.federation.process import keep_heap
 from alidpfl.federation.settings import Part
 from alidpfl.types import ClientPlan
 

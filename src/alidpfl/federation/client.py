@@ -47,6 +47,15 @@ class LocalTrainer:
         self._device = device
         self._clipper = PerSampleClipper(objective.model.to(device), loss=objective.loss)
 
+    def rehearse(self, data: ClientData) -> None:
+        """Have the clipper try the model now, on made-up samples, at its own weights instead of a server's.
+
+        Weights from a hostile server can make the trial fail, such as weights of 3e38: after the round was charged.
+        """
+        nothing = data.batch(data.rows[:0])
+        inputs, targets = (t.to(self._device) for t in nothing)
+        self._clipper.clipped_sum(inputs, targets, clip_norm=1.0, seed=0)
+
     def train(self, params: Tensor, data: ClientData, plan: ClientPlan, random: RandomStream) -> ClientUpdate:
         """Run the plan from the weights `params`. The plan must have been charged before."""
         if len(data) == 0:

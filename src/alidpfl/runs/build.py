@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.data import Dataset, held_out_rows, load
-from alidpfl.data.partition import dirichlet, iid, label_counts, small_clients
+from alidpfl.data.partition import label_counts, small_clients
+from alidpfl.data.split import client_rows
 from alidpfl.engines.federation import Federation, ledger_for
 from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError
@@ -19,12 +20,11 @@ from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
 from alidpfl.inputs.lookup import named
 from alidpfl.methods import METHODS, Method, make_method
-from alidpfl.models import compact_cnn, linear, mlp, paper_cnn
+from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
 from alidpfl.privacy import PrivacyBudget, noise_multiplier_for
 from alidpfl.runs.config import Config, DataSection, ModelSection
 
-_IMAGE_DIMS = 3
 # Settings of their own, or parts of the method: a configuration must not have un-noised signals sent, say.
 _NOT_OPTIONS = frozenset(
     {"adapts_noise", "clip_norm", "name", "needs_public_loss", "noise_multiplier", "release", "signals"}
@@ -216,38 +216,20 @@ def _simulation_data(config: Config, dataset: Dataset, method: Method) -> Simula
 
 def _clients(config: Config, dataset: Dataset, private: Tensor) -> list[Tensor]:
     """Rows of each client, among those that are not held out."""
-    data = config.data
-    if config.partition == "natural":
-        if dataset.natural_clients is None:
-            raise ConfigError(f'data.partition="natural": {dataset.name} does not say who holds what; use "dirichlet"')
-        is_private = torch.zeros(len(dataset.train), dtype=torch.bool)
-        is_private[private] = True
-        return [rows[is_private[rows]] for rows in dataset.natural_clients]
-    if config.partition == "iid":
-        parts = iid(len(private), data.clients, config.run.seed)
-    else:
-        labels = dataset.train.targets[private].numpy()
-        parts = dirichlet(labels, data.clients, data.dirichlet_beta, config.run.seed, min_samples=data.min_samples)
-    return [private[torch.from_numpy(part)] for part in parts]
+    return client_rows(
+        dataset,
+        config.partition,
+        clients=config.data.clients,
+        dirichlet_beta=config.data.dirichlet_beta,
+        seed=config.run.seed,
+        min_samples=config.data.min_samples,
+        among=private,
+    )
 
 
 def _model(config: Config, dataset: Dataset) -> nn.Module:
-    shape, classes = dataset.input_shape, dataset.num_classes
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.run.seed)
-        if config.model.name == "linear":
-            model = linear(shape, classes)
-            for parameter in model.parameters():  # convex: zero is as good a start as any, and nobody's luck
-                nn.init.zeros_(parameter)
-            return model
-        if config.model.name == "mlp":
-            return mlp(shape, classes, config.model.hidden)
-        if len(shape) != _IMAGE_DIMS:
-            raise ConfigError(
-                f'model.name="{config.model.name}" needs images, and {dataset.name} has inputs {shape}: use "linear"'
-            )
-        build = paper_cnn if config.model.name == "cnn" else compact_cnn
-        return build((shape[0], shape[1], shape[2]), classes)
+    name, hidden = config.model.name, config.model.hidden
+    return make_model(name, dataset.input_shape, dataset.num_classes, hidden=hidden, seed=config.run.seed)
 
 
 def _settings(config: Config, *, shows_private_data: bool) -> FederationSettings:

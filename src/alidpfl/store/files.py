@@ -11,11 +11,11 @@ from typing import Any
 from alidpfl.errors import DataError
 
 _REMEDIES = {
-    errno.ENOSPC: "the disk is full: free some space, then continue with --resume",
-    errno.EDQUOT: "your disk quota is used up: free some space, then continue with --resume",
-    errno.EROFS: "the file system is read-only: choose another --out",
-    errno.EACCES: "no permission: choose another --out, or give yourself access",
-    errno.EPERM: "no permission: choose another --out, or give yourself access",
+    errno.ENOSPC: "the disk is full: free some space, then go on (a run: with --resume)",
+    errno.EDQUOT: "your disk quota is used up: free some space, then go on (a run: with --resume)",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.EACCES: "no permission: choose another folder, or give yourself access",
+    errno.EPERM: "no permission: choose another folder, or give yourself access",
     errno.ENOTDIR: "a part of this path is a file, not a folder: choose another path",
     errno.EISDIR: "this is a folder where a file belongs: move it away",
     errno.ENOENT: "it does not exist: was it moved or deleted?",
@@ -43,7 +43,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -116,8 +116,8 @@ def json_document(values: dict[str, Any]) -> bytes:
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _sync_directory(path: Path) -> None:
-    # The new name is an entry of the directory: without this, a power cut may bring the old one back.
+def sync_directory(path: Path) -> None:
+    """Bring the names in this folder to the disk: without it, a power cut may bring an old one back."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

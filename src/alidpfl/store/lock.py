@@ -1,4 +1,4 @@
-"""One writer for a run directory: an advisory lock that the system drops when its holder dies, however it dies."""
+"""One writer for a directory: an advisory lock that the system drops when its holder dies, however it dies."""
 
 import fcntl
 import os
@@ -13,12 +13,12 @@ from alidpfl.store.files import disk_errors
 
 
 @contextmanager
-def exclusive_lock(path: Path, *, owner_of: Path) -> Iterator[None]:
-    """Holds the lock file `path` of the run `owner_of`; a ConfigError that names the holder if there is one."""
+def exclusive_lock(path: Path, *, owner_of: Path, remedy: str = "choose another --out") -> Iterator[None]:
+    """Holds the lock file `path` of the folder `owner_of`; a ConfigError that names the holder if there is one."""
     with disk_errors("lock", path):
         file = path.open("a+", encoding="utf-8")
     with file:
-        _acquire(file, path, owner_of)
+        _acquire(file, path, owner_of, remedy)
         try:
             yield
         finally:
@@ -26,16 +26,14 @@ def exclusive_lock(path: Path, *, owner_of: Path) -> Iterator[None]:
             file.truncate(0)
 
 
-def _acquire(file: IO[str], path: Path, owner_of: Path) -> None:
+def _acquire(file: IO[str], path: Path, owner_of: Path, remedy: str) -> None:
     with disk_errors("lock", path):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "another process"
-            raise ConfigError(
-                f"{owner_of} is being written by {holder}: wait for it, stop it, or choose another --out"
-            ) from None
+            raise ConfigError(f"{owner_of} is being written by {holder}: wait for it, stop it, or {remedy}") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()

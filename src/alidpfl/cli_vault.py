@@ -1,0 +1,211 @@
+"""`alidpfl vault`: enrol a data set, serve it, see what it has spent. Parse, call, print."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from alidpfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from alidpfl.vault.custody import Vault
+    from alidpfl.vault.source import FileSource, SplitSource
+
+vault_app = typer.Typer(
+    no_args_is_help=True, help="The owner's side of a deployment: data, noise and ledger in a process of their own."
+)
+
+Folder = Annotated[Path, typer.Option("--dir", help="The vault's folder.")]
+
+_WIDTH_OF_A_PIPE = 200  # without a terminal, do not fold tables
+
+
+class Accounting(StrEnum):
+    """How steps are charged."""
+
+    PLANNED = "planned"
+    FILTER = "filter"
+
+
+class Release(StrEnum):
+    """What the noise goes on."""
+
+    STEP = "step"
+    UPDATE = "update"
+
+
+class OnExcess(StrEnum):
+    """What happens to more steps than the policy allows."""
+
+    CUT = "cut"
+    REFUSE = "refuse"
+
+
+@vault_app.command()
+def init(
+    *,
+    data: Annotated[str, typer.Option(help="Your .npz file (arrays x, y), or for trying out strokes, mnist, ...")],
+    folder: Folder,
+    epsilon: Annotated[float, typer.Option(help="ε that this data set may ever spend.")],
+    delta: Annotated[float, typer.Option(help="δ; well below one over the number of records.")],
+    sample_rate: Annotated[float, typer.Option(help="q: largest probability that a record joins a batch.")],
+    min_noise_multiplier: Annotated[float, typer.Option(help="Least σ.")],
+    max_clip_norm: Annotated[float, typer.Option(help="Largest C.")],
+    max_steps_per_round: Annotated[int, typer.Option(help="Largest τ.")],
+    min_clip_norm: Annotated[float, typer.Option(help="Least C.")] = 1e-3,
+    on_excess: Annotated[OnExcess, typer.Option(help="Steps beyond the limit or the budget.")] = OnExcess.CUT,
+    accounting: Annotated[
+        Accounting, typer.Option(help="planned: every step at q and least σ; filter: at its own, for adap_dpfl.")
+    ] = Accounting.PLANNED,
+    accountant: Annotated[str, typer.Option(help="Of planned accounting: pld, rdp or rdp-paper.")] = "pld",
+    release: Annotated[Release, typer.Option(help="update: for pe_dpfl with variant output only.")] = Release.STEP,
+    model: Annotated[str, typer.Option(help="cnn, compact_cnn, linear or mlp.")] = "compact_cnn",
+    hidden: Annotated[int, typer.Option(help="Width of mlp.")] = 128,
+    num_classes: Annotated[int | None, typer.Option(help="Of your own file: public, so not taken from it.")] = None,
+    keep_answers: Annotated[int, typer.Option(help="Answers kept, to be sent again.")] = 20,
+    anchor: Annotated[
+        Path | None, typer.Option(help="File on another disk that follows the ledger: it betrays a restored snapshot.")
+    ] = None,
+    client: Annotated[int, typer.Option(help="Trying out: which client's share, from 0.")] = 0,
+    clients: Annotated[int, typer.Option(help="Trying out: of how many.")] = 10,
+    partition: Annotated[str, typer.Option(help="Trying out: iid, dirichlet or natural.")] = "dirichlet",
+    beta: Annotated[float, typer.Option(help="Trying out: β of Dir(β).")] = 0.5,
+    split_seed: Annotated[int, typer.Option(help="Trying out: seed of the split.")] = 0,
+    validation: Annotated[float, typer.Option(help="Trying out: share that no client holds.")] = 0.0,
+) -> None:
+    """Enrol a data set: its folder gets a policy, a ledger and a public size.
+
+    Example: alidpfl vault init --data patients.npz --num-classes 3 --dir /var/lib/alidpfl/hospital-a --epsilon 2
+    --delta 1e-5 --sample-rate 0.04 --min-noise-multiplier 1.1 --max-clip-norm 1 --max-steps-per-round 10
+    """
+    from alidpfl.vault.enrolment import enrol
+    from alidpfl.vault.policy import make_policy
+
+    values = {
+        "anchor": str(anchor.absolute()) if anchor else None,
+        "budget": {"epsilon": epsilon, "delta": delta},
+        "accounting": {"kind": accounting.value, "accountant": accountant},
+        "terms": {
+            "sample_rate": sample_rate,
+            "min_noise_multiplier": min_noise_multiplier,
+            "release": release.value,
+        },
+        "model": {"name": model, "hidden": hidden},
+        "limits": {
+            "max_steps_per_round": max_steps_per_round,
+            "min_clip_norm": min_clip_norm,
+            "max_clip_norm": max_clip_norm,
+            "on_excess": on_excess.value,
+        },
+        "service": {"keep_answers": keep_answers},
+    }
+    split = {
+        "client": client,
+        "clients": clients,
+        "partition": partition,
+        "dirichlet_beta": beta,
+        "seed": split_seed,
+        "validation": validation,
+    }
+    source = _source(data, num_classes, split)
+    enrolment = enrol(folder.absolute(), source, make_policy(values, "vault init"))
+    typer.echo(
+        f"enrolled {enrolment.num_records} records (a number that is public from now on) in {folder}; read "
+        f"{folder / 'policy.toml'}, then: alidpfl vault serve --dir {folder}"
+    )
+
+
+@vault_app.command()
+def serve(
+    folder: Folder,
+    socket: Annotated[Path | None, typer.Option(help="Where to listen; by default vault.sock in the folder.")] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Let this group connect too (mode 0660); needs --socket outside the folder.")
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="counter:hash that status once printed: refuse a ledger that forgot it.")
+    ] = None,
+) -> None:
+    """Load the data and answer training rounds over a Unix socket, until Ctrl-C or SIGTERM.
+
+    Example: alidpfl vault serve --dir /var/lib/alidpfl/hospital-a --socket /run/alidpfl/a.sock --group supernode
+    """
+    if group is not None and socket is None:
+        raise ConfigError(
+            f"--group {group}: members cannot enter the vault's folder, which is the owner's alone; give a --socket "
+            "elsewhere, such as /run/alidpfl/vault.sock"
+        )
+    try:
+        from alidpfl.vault.service import serve as run_service
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"serving needs {error.name}: install alidpfl with the extra 'vault'") from None
+
+    run_service(folder.absolute(), socket_path=socket, group=group, known_head=head, on_ready=_announce)
+
+
+@vault_app.command()
+def status(
+    folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
+) -> None:
+    """What was spent, what is left, what was refused; whether the vault is being served or not."""
+    from alidpfl.vault.status import status as read_status
+
+    told = read_status(folder.absolute())
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        _print_status(told, folder)
+
+
+def _source(data: str, num_classes: int | None, split: dict[str, Any]) -> "FileSource | SplitSource":
+    from pydantic import ValidationError
+
+    from alidpfl.vault.source import FileSource, SplitSource
+
+    if data.endswith(".npz"):
+        if num_classes is None:
+            raise ConfigError(
+                "--num-classes is missing: taken from the labels it would show something of them, so it is yours to say"
+            )
+        return FileSource(path=str(Path(data).absolute()), num_classes=num_classes)
+    try:
+        return SplitSource.model_validate({"name": data, **split})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ConfigError(f"--data {data}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+
+
+def _announce(vault: "Vault", where: Path) -> None:
+    unsafe = ", ".join(vault.policy.unsafe)
+    if unsafe:
+        typer.echo(f"warning: the policy admits {unsafe}: no epsilon covers what that shows", err=True)
+    if vault.policy.anchor is None:
+        typer.echo("note: without an anchor, a restored copy of this folder would spend again unnoticed", err=True)
+    typer.echo(f"listening on {where}; ledger head {vault.ledger.head}")
+
+
+def _print_status(told: dict[str, Any], folder: Path) -> None:
+    table = Table("", "", title=f"Vault {folder}", show_header=False)
+    table.add_row("records", str(told["num_records"]))
+    table.add_row("ε spent", f"{told['epsilon_spent']:.4f} of {told['epsilon']:g} at δ = {told['delta']:g}")
+    table.add_row("ε left", f"{told['epsilon_left']:.4f}")
+    table.add_row(f"{told['charged']} spent, left", f"{told['units_spent']}, {told['units_left']}")
+    rounds = f"{told['rounds_released']} of {told['runs']} runs"
+    lost = told["rounds_lost"]
+    table.add_row("rounds served", rounds + (f"; {lost} more charged and lost" if lost else ""))
+    refused = ", ".join(f"{count} {code}" for code, count in told["refusals"].items())
+    table.add_row("refused", refused or "none")
+    for entry in told["last_refusals"][-3:]:
+        table.add_row("", f"{entry['code']}: {entry['message']}")
+    if told["unsafe"]:
+        table.add_row("UNSAFE", f"the policy admits {', '.join(told['unsafe'])}")
+    if not told["covers_everything"]:
+        uses = ", ".join(f"{count} rounds by {use}" for use, count in told["rounds_not_covered"].items())
+        table.add_row("NOT COVERED by ε", uses)
+    table.add_row("head", told["head"] + ("" if told["anchored"] else " (no anchor: note it down elsewhere)"))
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDTH_OF_A_PIPE)).print(table)

@@ -1,0 +1,36 @@
+"""The models that a configuration or a vault's policy can name."""
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from alidpfl.errors import ConfigError
+from alidpfl.models.compact_cnn import compact_cnn
+from alidpfl.models.linear import linear, mlp
+from alidpfl.models.paper_cnn import paper_cnn
+
+ModelName: TypeAlias = Literal["cnn", "compact_cnn", "linear", "mlp"]
+
+_IMAGE_DIMS = 3
+
+
+def make_model(name: ModelName, input_shape: tuple[int, ...], num_classes: int, *, hidden: int, seed: int) -> nn.Module:
+    """The model `name`, its first weights drawn by `seed`; `hidden` is the width of `mlp`.
+
+    >>> sum(p.numel() for p in make_model("linear", (60,), 10, hidden=128, seed=0).parameters())
+    610
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name == "linear":
+            model = linear(input_shape, num_classes)
+            for parameter in model.parameters():  # convex: zero is as good a start as any, and nobody's luck
+                nn.init.zeros_(parameter)
+            return model
+        if name == "mlp":
+            return mlp(input_shape, num_classes, hidden)
+        if len(input_shape) != _IMAGE_DIMS:
+            raise ConfigError(f'model.name="{name}" needs images, and inputs have shape {input_shape}: use "linear"')
+        build = paper_cnn if name == "cnn" else compact_cnn
+        return build((input_shape[0], input_shape[1], input_shape[2]), num_classes)

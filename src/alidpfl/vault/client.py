@@ -1,0 +1,89 @@
+"""Talks to a vault on this machine. Imports no torch: a thin ClientApp that relays to it starts at once.
+
+>>> VaultClient("/nowhere/vault.sock").info()
+Traceback (most recent call last):
+    ...
+alidpfl.vault.refusals.VaultUnreachableError: there is no socket /nowhere/vault.sock; start `alidpfl vault serve` first
+"""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from alidpfl.vault.messages import RoundRequest, Weights, encode
+from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultUnreachableError, refusal
+
+_SECONDS_TO_CONNECT = 5.0
+
+
+class VaultClient:
+    """A caller of one vault. A context manager: leaving it closes the connection."""
+
+    def __init__(self, socket: str | Path, *, timeout: float = 600.0) -> None:
+        """`timeout`: seconds to wait for a round to be trained."""
+        self._socket = Path(socket)
+        self._http = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(socket)),
+            base_url="http://vault",
+            timeout=httpx.Timeout(timeout, connect=_SECONDS_TO_CONNECT),
+            trust_env=False,
+        )
+
+    def __enter__(self) -> "VaultClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def info(self) -> dict[str, Any]:
+        """What is public of the data set, and the owner's limits."""
+        values: dict[str, Any] = self._asked("GET", "/v1/info").json()
+        return values
+
+    def status(self) -> dict[str, Any]:
+        """ε spent and left, rounds, refusals."""
+        values: dict[str, Any] = self._asked("GET", "/v1/status").json()
+        return values
+
+    def train(self, request: RoundRequest, weights: Weights) -> bytes:
+        """The answer to a round, for `messages.decode_answer`; one of the errors of `refusals` if there is none.
+
+        Safe to repeat with the same request and weights: a vault trains a round once and keeps its answer.
+        """
+        return self.train_bytes(encode(request, weights))
+
+    def train_bytes(self, content: bytes) -> bytes:
+        """As `train`, with a request that is encoded already."""
+        return self._asked("POST", "/v1/train", content).content
+
+    def _asked(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
+        if not self._socket.is_socket():
+            raise VaultUnreachableError(f"there is no socket {self._socket}; start `alidpfl vault serve` first")
+        try:
+            response = self._http.request(method, path, content=content)
+        except httpx.HTTPError as error:
+            raise VaultUnreachableError(
+                f"no vault answers on {self._socket} ({type(error).__name__}); is `alidpfl vault serve` running, and "
+                "may this user open the socket?"
+            ) from error
+        if response.status_code == httpx.codes.OK:
+            return response
+        raise _refused(response)
+
+
+def _refused(response: httpx.Response) -> VaultRefusedError:
+    try:
+        values = response.json()
+        return refusal(RefusalCode(values["code"]), str(values["message"]))
+    except (ValueError, KeyError, TypeError):
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # too many connections: uvicorn answers by itself
+            return refusal(RefusalCode.BUSY, "the vault has too many callers; ask again")
+        return refusal(RefusalCode.FAILED, f"the vault answered with status {response.status_code}")

@@ -1,0 +1,107 @@
+"""A vault's folder: which file is what, and how they are read together, by the server and by `alidpfl vault status`."""
+
+import json
+import os
+import threading
+import time
+from collections import Counter
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from alidpfl.errors import ConfigError
+from alidpfl.store.files import read_bytes
+from alidpfl.vault.accounts import make_account
+from alidpfl.vault.chain import Chain, Entry, Head, parse_head, verified
+from alidpfl.vault.enrolment import Enrolment, parse_enrolment
+from alidpfl.vault.ledger import Book, Ledger
+from alidpfl.vault.policy import Policy, read_policy
+from alidpfl.vault.refusals import RefusalCode
+
+POLICY, ENROLMENT, LEDGER, HEAD = "policy.toml", "enrolment.json", "ledger.jsonl", "head.json"
+ANSWERS, REFUSALS, LOCK, SOCKET = "answers", "refusals.json", ".lock", "vault.sock"
+
+_LAST_REFUSALS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class VaultFolder:
+    """Paths of a vault."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        if not (self.path / POLICY).is_file():
+            raise ConfigError(f"{self.path} is not a vault: it has no {POLICY}; make one with `alidpfl vault init`")
+
+    def policy(self) -> Policy:
+        """The owner's policy, as it stands now."""
+        return read_policy(self.path / POLICY)
+
+    def lock(self) -> AbstractContextManager[None]:
+        """For the one process that serves; the system drops it when that dies."""
+        from alidpfl.store.lock import exclusive_lock
+
+        remedy = "ask it instead: two vaults on one ledger would spend twice"
+        return exclusive_lock(self.path / LOCK, owner_of=self.path, remedy=remedy)
+
+    def open(self, policy: Policy, known_head: str | None = None) -> tuple[Enrolment, Ledger]:
+        """Enrolment and ledger, verified, for serving: the caller holds the lock."""
+        heads = self._heads(policy)
+        vault = Head.read(heads[0]).vault
+        known = [("the head that you gave", parse_head(known_head, vault))] if known_head else []
+        chain = Chain.open(self.path / LEDGER, heads, known)
+        enrolment = self._enrolment(chain.entries[0])
+        enrolment.check_policy(policy, self.path / POLICY)
+        return enrolment, Ledger(chain, make_account(policy, enrolment.filter_order))
+
+    def read(self, policy: Policy) -> tuple[Enrolment, Book, str]:
+        """Enrolment, book and head, verified, while another process may be writing: changes nothing."""
+        heads = [(str(path), Head.read(path)) for path in self._heads(policy)]  # first: the ledger is never behind them
+        entries, _ = verified(read_bytes(self.path / LEDGER), heads, self.path / LEDGER)
+        enrolment = self._enrolment(entries[0])
+        enrolment.check_policy(policy, self.path / POLICY)
+        book = Book(entries, make_account(policy, enrolment.filter_order))
+        return enrolment, book, f"{entries[-1].counter}:{entries[-1].hash}"
+
+    def refusals(self) -> "RefusalLog":
+        """What was refused so far."""
+        return RefusalLog.read(self.path / REFUSALS)
+
+    def _heads(self, policy: Policy) -> tuple[Path, ...]:
+        own = self.path / HEAD
+        return (own,) if policy.anchor is None else (own, Path(policy.anchor))
+
+    def _enrolment(self, genesis: Entry) -> Enrolment:
+        path = self.path / ENROLMENT
+        return parse_enrolment(read_bytes(path), str(genesis.values.get("enrolment")), path)
+
+
+@dataclass
+class RefusalLog:
+    """How often what was refused, and the last few. Bounded: refusing must not fill the disk."""
+
+    path: Path
+    counts: Counter[str] = field(default_factory=Counter)
+    last: list[dict[str, Any]] = field(default_factory=list)
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> "RefusalLog":
+        """From its file; a missing or damaged one is an empty one, since no budget depends on it."""
+        try:
+            values = json.loads(path.read_bytes())
+            return cls(path, Counter({str(k): int(v) for k, v in values["counts"].items()}), list(values["last"]))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return cls(path)
+
+    def note(self, code: RefusalCode, message: str) -> None:
+        """Count one; a disk that is full or read-only does not turn a refusal into something else."""
+        new = {"time": int(time.time()), "code": code.value, "message": message}
+        staged = self.path.with_name(f".{self.path.name}.next")
+        with self._one_at_a_time, suppress(OSError):
+            self.counts[code.value] += 1
+            self.last = [*self.last, new][-_LAST_REFUSALS:]
+            staged.write_text(json.dumps({"counts": dict(self.counts), "last": self.last}) + "\n")
+            os.replace(staged, self.path)

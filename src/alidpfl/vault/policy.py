@@ -1,0 +1,142 @@
+"""The owner's policy: a TOML file that nothing a server sends can change.
+
+Budget, accounting, sampling rate, least noise, release and model are the *terms*: the ledger was begun on them, and a
+vault whose policy says otherwise refuses to serve. The rest may be edited between two starts.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from alidpfl.errors import ConfigError
+from alidpfl.store.files import disk_errors
+from alidpfl.store.toml_writer import to_toml
+
+FORMAT: Literal["alidpfl-vault-policy-1"] = "alidpfl-vault-policy-1"
+UNACCOUNTED_SIGNALS, SEEDED_NOISE = "unaccounted-signals", "seeded-noise"
+
+_HEADER = """\
+# The policy of this vault, read when it starts; docs/vault.md explains every key.
+# [budget], [accounting], [terms] and [model] are what the ledger was begun with: changed, the vault refuses to serve.
+"""
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class BudgetSection(_Section):
+    """[budget]: what this data set may ever spend."""
+
+    epsilon: Positive
+    delta: float = Field(gt=0, lt=1)
+
+
+class AccountingSection(_Section):
+    """[accounting]: "planned" charges every step at the terms' q and σ, "filter" at its own by a Rényi filter."""
+
+    kind: Literal["planned", "filter"] = "planned"
+    accountant: Literal["pld", "rdp", "rdp-paper"] = "pld"
+
+
+class TermsSection(_Section):
+    """[terms]: the largest q, the least σ, and what the noise goes on."""
+
+    sample_rate: float = Field(gt=0, le=1)
+    min_noise_multiplier: float = Field(ge=1e-3, le=1e6)
+    release: Literal["step", "update"] = "step"
+
+
+class ModelSection(_Section):
+    """[model]: what is trained, built by the vault itself."""
+
+    name: Literal["cnn", "compact_cnn", "linear", "mlp"] = "compact_cnn"
+    hidden: int = Field(128, ge=1)
+
+
+class LimitsSection(_Section):
+    """[limits]: of a single round."""
+
+    max_steps_per_round: int = Field(ge=1, le=1_000_000)
+    min_clip_norm: float = Field(1e-3, ge=1e-6, le=1e6)
+    max_clip_norm: float = Field(ge=1e-6, le=1e6)
+    on_excess: Literal["cut", "refuse"] = "cut"
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "LimitsSection":
+        if self.min_clip_norm > self.max_clip_norm:
+            raise ValueError(f"min_clip_norm={self.min_clip_norm} must not exceed max_clip_norm={self.max_clip_norm}")
+        return self
+
+
+class ServiceSection(_Section):
+    """[service]: how answers are kept and how long callers wait for their turn."""
+
+    keep_answers: int = Field(20, ge=1)
+    max_wait_seconds: float = Field(60.0, ge=0, le=3600)
+
+
+class Policy(_Section):
+    """All that the owner decides."""
+
+    format: Literal["alidpfl-vault-policy-1"] = FORMAT
+    anchor: str | None = None
+    """A file on another disk that follows the ledger's head: it betrays a restored snapshot."""
+    unsafe: list[Literal["unaccounted-signals", "seeded-noise"]] = Field(default_factory=list)
+    seed: int | None = Field(None, ge=0)
+    """Of the noise, with unsafe = ["seeded-noise"] only."""
+    budget: BudgetSection
+    accounting: AccountingSection = Field(default_factory=AccountingSection)
+    terms: TermsSection
+    model: ModelSection = Field(default_factory=ModelSection)
+    limits: LimitsSection
+    service: ServiceSection = Field(default_factory=ServiceSection)
+
+    @model_validator(mode="after")
+    def _seed_is_admitted(self) -> "Policy":
+        if (self.seed is not None) != (SEEDED_NOISE in self.unsafe):
+            raise ValueError(
+                f'seed and unsafe = ["{SEEDED_NOISE}"] come together: whoever knows it subtracts the noise'
+            )
+        return self
+
+    def pinned(self) -> dict[str, Any]:
+        """What may not change once the ledger has begun."""
+        return self.model_dump(include={"budget", "accounting", "terms", "model"})
+
+    def to_toml(self) -> str:
+        """As the file holds it."""
+        return _HEADER + to_toml(self.model_dump())
+
+
+def make_policy(values: dict[str, Any], source: str) -> Policy:
+    """A checked policy; an error names the key and the file."""
+    try:
+        return Policy.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: " + "; ".join(_explained(problem) for problem in error.errors())) from None
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy in a file."""
+    with disk_errors("read", path):
+        content = path.read_bytes()
+    try:
+        values = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}; mend it") from None
+    return make_policy(values, str(path))
+
+
+def _explained(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"{key} is not a setting of a vault; remove it or mend its spelling"
+    if problem["type"] == "missing":
+        return f"{key} is missing; add it"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{key}={str(problem['input'])[:100]}: {message}" if key else message

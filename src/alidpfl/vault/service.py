@@ -1,0 +1,174 @@
+"""HTTP over the Unix socket. What decides is in `custody`; here are sizes, waiting times and status codes."""
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import NoReturn
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from alidpfl.federation.process import keep_heap
+from alidpfl.vault.answers import AnswerStore
+from alidpfl.vault.custody import Vault
+from alidpfl.vault.folder import ANSWERS, SOCKET, VaultFolder
+from alidpfl.vault.refusals import HTTP_STATUS, RefusalCode, VaultRefusedError, refusal
+from alidpfl.vault.sockets import listening
+from alidpfl.vault.status import public_info, status
+from alidpfl.vault.training import load_trainer
+
+_MOST_CONNECTIONS = 32
+_SECONDS_TO_SEND = 60.0
+_SECONDS_TO_FINISH = 30
+_LOG = logging.getLogger(__name__)
+
+
+class Service:
+    """A vault behind /v1/info, /v1/status and /v1/train. One thread trains; the event loop only moves bytes."""
+
+    def __init__(self, vault: Vault, folder: Path) -> None:
+        self._vault, self._folder = vault, folder
+        self._turn = asyncio.Semaphore(1)
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self.app = Starlette(
+            routes=[
+                Route("/v1/info", self._info),
+                Route("/v1/status", self._status),
+                Route("/v1/train", self._trained, methods=["POST"]),
+            ]
+        )
+
+    def stop(self) -> None:
+        """Wait for the round at work: it holds the ledger's file."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def _info(self, request: Request) -> Response:
+        return JSONResponse(public_info(self._vault.enrolment, self._vault.policy))
+
+    async def _status(self, request: Request) -> Response:
+        # From the files, as the owner's command does: a status must not wait for the round at work.
+        return await self._refusing(run_in_threadpool(lambda: JSONResponse(status(self._folder))))
+
+    async def _trained(self, request: Request) -> Response:
+        return await self._refusing(self._train(request))
+
+    async def _train(self, request: Request) -> Response:
+        content = await self._body(request)
+        return await self._in_turn(lambda: Response(self._vault.answer(content), media_type="application/octet-stream"))
+
+    async def _in_turn(self, work: Callable[[], Response]) -> Response:
+        """Run when those before are done, within the policy's wait."""
+        try:
+            async with asyncio.timeout(self._vault.policy.service.max_wait_seconds):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise self._counted(
+                RefusalCode.BUSY, "another round is being trained; nothing was charged, ask again"
+            ) from None
+        done = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        # The turn ends with the work, not with the caller: one that hangs up must not let a second round begin.
+        done.add_done_callback(lambda _: self._turn.release())
+        return await asyncio.shield(done)
+
+    async def _body(self, request: Request) -> bytes:
+        """The request's bytes, never more than the enrolled model needs and never waiting for ever."""
+        most = self._vault.most_bytes
+        content = bytearray()
+        try:
+            async with asyncio.timeout(_SECONDS_TO_SEND):
+                async for piece in request.stream():
+                    content += piece
+                    if len(content) > most:
+                        raise self._counted(RefusalCode.TOO_LARGE, f"the body has more than {most} bytes")
+        except TimeoutError:
+            raise self._counted(RefusalCode.MALFORMED, "the body did not arrive in time") from None
+        except ClientDisconnect:
+            raise self._counted(RefusalCode.MALFORMED, "the caller hung up before the body was whole") from None
+        return bytes(content)
+
+    def _counted(self, code: RefusalCode, message: str) -> VaultRefusedError:
+        self._vault.refusals.note(code, message)
+        return refusal(code, message)
+
+    async def _refusing(self, work: Awaitable[Response]) -> Response:
+        try:
+            return await work
+        except VaultRefusedError as error:
+            code, message = error.code, str(error)
+        except Exception as error:  # a bug of ours: its text may quote a record
+            _LOG.error("failed with %s", type(error).__name__)
+            code, message = RefusalCode.FAILED, "the vault failed; the details are withheld"
+        return JSONResponse({"code": code.value, "message": message}, HTTP_STATUS[code])
+
+
+def serve(
+    path: Path,
+    *,
+    socket_path: Path | None = None,
+    group: str | None = None,
+    known_head: str | None = None,
+    on_ready: Callable[[Vault, Path], None],
+) -> None:
+    """Verify, load the data, and serve until SIGTERM or Ctrl-C."""
+    folder = VaultFolder(path=path)
+    where = path / SOCKET if socket_path is None else socket_path
+    with folder.lock():
+        vault = open_vault(folder, known_head)
+        _keep_to_itself()
+        with closing(vault.ledger), listening(where, group) as server:
+            service = Service(vault, path)
+            on_ready(vault, where)
+            try:
+                uvicorn.Server(_settings(service.app)).run(sockets=[server])
+            finally:
+                service.stop()
+
+
+def open_vault(folder: VaultFolder, known_head: str | None = None) -> Vault:
+    """The vault of a folder, with data and torch loaded. The caller holds the folder's lock."""
+    policy = folder.policy()
+    enrolment, ledger = folder.open(policy, known_head)
+    keep_heap()
+    return Vault(
+        policy=policy,
+        enrolment=enrolment,
+        ledger=ledger,
+        answers=AnswerStore(folder.path / ANSWERS),
+        refusals=folder.refusals(),
+        trainer=load_trainer(enrolment, policy),
+    )
+
+
+def _settings(app: Starlette) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=_SECONDS_TO_FINISH,
+    )
+
+
+def _keep_to_itself() -> None:
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold records and the noise's key
+    signal.signal(signal.SIGTERM, _stop)
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    raise SystemExit(0)  # so that the socket is removed on the way out

@@ -1,0 +1,163 @@
+"""Small vaults for the tests: forty records, a linear model of 21 parameters."""
+
+import socket
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from alidpfl.vault.answers import AnswerStore
+from alidpfl.vault.client import VaultClient
+from alidpfl.vault.custody import Vault
+from alidpfl.vault.enrolment import enrol
+from alidpfl.vault.folder import ANSWERS, LEDGER, SOCKET, VaultFolder
+from alidpfl.vault.messages import RoundRequest, decode_answer, encode
+from alidpfl.vault.policy import make_policy
+from alidpfl.vault.source import FileSource
+from alidpfl.vault.update import NoisedUpdate
+from tests.runs.command import Forked, forked
+
+NUM_RECORDS, NUM_FEATURES, NUM_CLASSES = 40, 6, 3
+SAMPLE_RATE, NOISE, MOST_STEPS = 0.2, 2.0, 5
+
+POLICY = {
+    "budget": {"epsilon": 4.0, "delta": 1e-3},
+    "accounting": {"kind": "planned", "accountant": "rdp"},
+    "terms": {"sample_rate": SAMPLE_RATE, "min_noise_multiplier": NOISE},
+    "model": {"name": "linear"},
+    "limits": {"max_steps_per_round": MOST_STEPS, "max_clip_norm": 1.0},
+}
+
+
+def made_records(path: Path, seed: int = 0) -> Path:
+    random = np.random.default_rng(seed)
+    classes = random.integers(NUM_CLASSES, size=NUM_RECORDS)
+    inputs = random.normal(size=(NUM_RECORDS, NUM_FEATURES)) + 2 * np.eye(NUM_FEATURES)[classes]
+    np.savez(path, x=inputs.astype(np.float32), y=classes)
+    return path
+
+
+def policy_values(**changes) -> dict:
+    """`limits__on_excess="refuse"` changes that key; `anchor=...` one of no section."""
+    values = {key: dict(section) for key, section in POLICY.items()}
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            values.setdefault(section, {})[name] = value
+        else:
+            values[section] = value
+    return values
+
+
+def made_vault(tmp_path: Path, name: str = "vault", **changes) -> VaultFolder:
+    """An enrolled folder."""
+    records = tmp_path / f"{name}.npz"
+    if not records.exists():
+        made_records(records)
+    policy = make_policy(policy_values(**changes), "test")
+    enrol(tmp_path / name, FileSource(path=str(records), num_classes=NUM_CLASSES), policy)
+    return VaultFolder(path=tmp_path / name)
+
+
+def weights(value: float = 0.0) -> dict[str, np.ndarray]:
+    shapes = {"1.weight": (NUM_CLASSES, NUM_FEATURES), "1.bias": (NUM_CLASSES,)}
+    return {name: np.full(shape, value, np.float32) for name, shape in shapes.items()}
+
+
+def request(**changes) -> RoundRequest:
+    defaults = {
+        "run": "a",
+        "round": 0,
+        "steps": 2,
+        "learning_rates": [0.5],
+        "sample_rate": SAMPLE_RATE,
+        "noise_multiplier": NOISE,
+        "clip_norm": 1.0,
+    }
+    return RoundRequest(**{**defaults, **changes})
+
+
+def body(value: float = 0.0, **changes) -> bytes:
+    return encode(request(**changes), weights(value))
+
+
+def steps_of(answer: bytes) -> int:
+    return decode_answer(answer)[0].steps
+
+
+@dataclass
+class CountingTrainer:
+    """In place of the one that sees records: counts the steps that were really trained, answers never twice alike."""
+
+    plans: list = field(default_factory=list)
+
+    def job(self, asked):
+        return self._train
+
+    def _train(self, start, plan):
+        self.plans.append(plan)
+        return NoisedUpdate(params=start + np.float32(len(self.plans)))
+
+    @property
+    def steps(self) -> int:
+        return sum(plan.steps for plan in self.plans)
+
+
+@contextmanager
+def opened(folder: VaultFolder, trainer=None, known_head=None):
+    """The vault in this process; with the real trainer unless another is given."""
+    if trainer is None:
+        from alidpfl.vault.training import load_trainer
+
+    policy = folder.policy()
+    with folder.lock():
+        enrolment, ledger = folder.open(policy, known_head)
+        try:
+            yield Vault(
+                policy=policy,
+                enrolment=enrolment,
+                ledger=ledger,
+                answers=AnswerStore(folder.path / ANSWERS),
+                refusals=folder.refusals(),
+                trainer=load_trainer(enrolment, policy) if trainer is None else trainer,
+            )
+        finally:
+            ledger.close()
+
+
+def spent(folder: VaultFolder) -> int:
+    """Units in the ledger, read from the disk and verified."""
+    return folder.read(folder.policy())[1].account.units
+
+
+def lines(folder: VaultFolder) -> list[bytes]:
+    return (folder.path / LEDGER).read_bytes().splitlines(keepends=True)
+
+
+@contextmanager
+def served(folder: VaultFolder, *arguments):
+    """`alidpfl vault serve` in a process of its own, and a client of it."""
+    process = forked(folder.path.parent / "log", "vault", "serve", "--dir", folder.path, *arguments)
+    try:
+        client = connected(folder.path / SOCKET, process)
+        with client:
+            yield process, client
+    finally:
+        process.kill()
+
+
+def connected(path: Path, process: Forked) -> VaultClient:
+    """A client, once the vault answers."""
+    end = time.monotonic() + 60
+    while not answers_on(path):
+        assert process.is_running(), process.log.read_text()
+        assert time.monotonic() < end, process.log.read_text()
+        time.sleep(0.01)
+    return VaultClient(path, timeout=30)
+
+
+def answers_on(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as caller:
+        return caller.connect_ex(str(path)) == 0

@@ -1,0 +1,273 @@
+"""kill -9 at every line and at random moments: recorded as spent >= really spent, and no round has two answers."""
+
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alidpfl.vault import answers as answers_module
+from alidpfl.vault import chain as chain_module
+from alidpfl.vault import custody, ledger
+from alidpfl.vault.folder import LEDGER, VaultFolder
+from alidpfl.vault.messages import decode_answer
+from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultUnreachableError
+from alidpfl.vault.status import status
+from alidpfl.vault.update import NoisedUpdate
+
+from .parts import MOST_STEPS, body, made_vault, opened, served, spent
+
+STEPS = 2  # of every round here
+EFFECTS = tuple(module.__file__ for module in (answers_module, chain_module, custody, ledger))
+"""The code that decides, writes and trains: what lies between is pure."""
+
+
+class LoggingTrainer:
+    """Writes to a file the moment it begins to draw, as the real one would; no two trainings give the same."""
+
+    def __init__(self, log: Path) -> None:
+        self._file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def job(self, asked):
+        return self._train
+
+    def _train(self, start, plan):
+        os.write(self._file, b"x" * plan.steps)
+        return NoisedUpdate(params=start + np.frombuffer(os.urandom(4 * len(start)), np.uint32).astype(np.float32))
+
+
+def kill_at(line: int | None) -> dict:
+    """Trace this process and kill it at that line of the vault's code; None: only count."""
+    seen = {"lines": 0}
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename not in EFFECTS:
+            return None
+        if event == "line":
+            seen["lines"] += 1
+            if seen["lines"] == line:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+    return seen
+
+
+def in_child(work) -> int:
+    """Exit status of a fork that does the work; negative if it was killed."""
+    pid = os.fork()
+    if pid == 0:
+        status_code = 1
+        try:
+            work()
+            status_code = 0
+        except BaseException:  # shown by pytest's captured output
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(status_code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A vault that has served one round and forgotten none."""
+    folder = made_vault(tmp_path_factory.mktemp("template"), service__keep_answers=1)
+    with opened(folder, LoggingTrainer(folder.path.parent / "unseen")) as vault:
+        vault.answer(body(steps=STEPS))
+    return folder
+
+
+@pytest.fixture
+def memory(tmp_path):
+    """A folder where syncing takes no time: a killed process leaves the same there as on a disk."""
+    shared = Path("/dev/shm")  # noqa: S108
+    if not os.access(shared, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
+        yield Path(folder)
+
+
+class Copy:
+    """A copy of the template, its training log, and the answer that a child may have received."""
+
+    def __init__(self, template: VaultFolder, tmp_path: Path) -> None:
+        root = tmp_path / "copy"
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
+        shutil.copytree(template.path, root / "vault")
+        self.folder, self.log, self.seen = VaultFolder(path=root / "vault"), root / "log", root / "seen"
+
+    @property
+    def trained(self) -> int:
+        return len(self.log.read_bytes()) if self.log.exists() else 0
+
+    def ask(self) -> bytes:
+        """Round 1; whoever gets the answer keeps it, as a server would."""
+        with opened(self.folder, LoggingTrainer(self.log)) as vault:
+            answer = vault.answer(body(round=1, steps=STEPS))
+            self.seen.write_bytes(answer)
+            return answer
+
+    def check(self) -> str:
+        """What must hold after a kill; returns what became of the round."""
+        assert spent(self.folder) - STEPS >= self.trained
+        outcome = "answered before the kill" if self.seen.exists() else "answered after it"
+        before = self.seen.read_bytes() if self.seen.exists() else None
+        trained = self.trained
+        try:
+            answer = self.ask()
+        except VaultRefusedError as error:
+            outcome, code = "lost", error.code
+        else:
+            code = None
+            assert before in (None, answer)
+            assert self.trained == STEPS  # once, whoever asked
+        if outcome == "lost":
+            assert code is RefusalCode.LOST
+            assert before is None
+            assert self.trained == trained  # not trained again under the same charge
+        assert spent(self.folder) == 2 * STEPS  # nothing is charged twice either
+        with opened(self.folder, LoggingTrainer(self.log)) as vault:  # and the next round is served
+            vault.answer(body(round=2, steps=STEPS))
+        assert spent(self.folder) - STEPS >= self.trained
+        return outcome
+
+
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_every_line_of_a_round(template, memory, every):
+    copy = Copy(template, memory)
+
+    def counted():
+        with opened(copy.folder, LoggingTrainer(copy.log)) as vault:
+            seen = kill_at(None)
+            vault.answer(body(round=1, steps=STEPS))
+            sys.settrace(None)
+        (memory / "lines").write_text(str(seen["lines"]))
+
+    assert in_child(counted) == 0
+    total = int((memory / "lines").read_text())
+    assert total > 100
+    outcomes = set()
+    for line in range(1, total + 1, every):
+        copy = Copy(template, memory)
+
+        def killed(copy=copy, line=line):
+            with opened(copy.folder, LoggingTrainer(copy.log)) as vault:
+                kill_at(line)
+                vault.answer(body(round=1, steps=STEPS))
+
+        assert in_child(killed) == -signal.SIGKILL, line
+        outcomes.add(copy.check())
+    assert outcomes == {"answered after it", "lost"}
+
+
+def test_killed_at_every_line_of_the_start_after_a_crash(template, memory):
+    """The start itself writes: it cuts off what a crash left, and lets the heads follow."""
+    line, status_code = 0, -signal.SIGKILL
+    while status_code == -signal.SIGKILL:
+        line += 3
+        copy = Copy(template, memory)
+        with (copy.folder.path / LEDGER).open("ab") as file:
+            file.write(b'{"counter": 3, "prev')
+
+        def killed(copy=copy, line=line):
+            policy = copy.folder.policy()
+            kill_at(line)
+            copy.folder.open(policy)
+            sys.settrace(None)
+
+        status_code = in_child(killed)
+        assert spent(copy.folder) == STEPS
+        copy.check()
+    assert status_code == 0
+    assert line > 60
+
+
+class KillingWrites:
+    """Stands for `os`: the n-th write puts only a part on the disk, and the process dies."""
+
+    def __init__(self, call: int, share: float) -> None:
+        self.calls, self.call, self.share = 0, call, share
+
+    def __getattr__(self, name):
+        return self.write if name == "write" else getattr(os, name)
+
+    def write(self, descriptor, content):
+        self.calls += 1
+        if self.calls < self.call:
+            return os.write(descriptor, content)
+        os.write(descriptor, bytes(content)[: int(self.share * len(content))])
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999, 1.0])
+def test_killed_in_the_middle_of_every_write(template, memory, share):
+    """The head at the start, a head, RESERVED, the answer, a head, RELEASED."""
+    outcomes = []
+    for call in range(1, 7):
+        copy = Copy(template, memory)
+
+        def killed(copy=copy, call=call):
+            chain_module.os = answers_module.os = KillingWrites(call, share)
+            copy.ask()
+
+        assert in_child(killed) == -signal.SIGKILL
+        outcomes.append(copy.check())
+    later, reserved = "answered after it", "answered after it" if share < 1 else "lost"
+    assert outcomes == [later, later, reserved, "lost", later, later]
+
+
+# ---------------------------------------------------------------------------------------- the command, over its socket
+
+
+@pytest.mark.parametrize("kills", [12, pytest.param(200, marks=pytest.mark.slow)])
+def test_the_command_killed_at_random_moments(tmp_path, kills):
+    """A server that goes on asking. What it got is what was really spent; the ledger never knows of less."""
+    folder = made_vault(
+        tmp_path, terms__min_noise_multiplier=20.0, budget__epsilon=50.0, limits__max_steps_per_round=40
+    )
+    moments, received, number = random.Random(0), {}, 0  # noqa: S311
+    codes = set()
+    for _ in range(kills):
+        with served(folder) as (process, client):
+            timer = threading.Timer(moments.uniform(0.0, 0.4), lambda: os.kill(process.pid, signal.SIGKILL))
+            timer.start()
+            try:
+                while True:
+                    steps = moments.choice((1, MOST_STEPS, 40))
+                    sent = body(round=number, steps=steps, noise_multiplier=20.0)
+                    answer = client.train_bytes(sent)
+                    assert received.setdefault(number, (sent, answer)) == (sent, answer)
+                    number += 1
+            except VaultUnreachableError:
+                timer.join()
+            assert process.wait() == -signal.SIGKILL
+        really = sum(decode_answer(answer)[0].steps for _, answer in received.values())
+        told = status(folder.path)
+        assert told["units_spent"] >= really
+        assert told["rounds_charged"] >= len(received)
+        with opened(folder) as vault:  # the round that was under way: its answer, or a refusal, never a second training
+            before = vault.ledger.book.account.units
+            asked_before = vault.ledger.book.find("a", number) is not None
+            try:
+                answer = vault.answer(sent)
+                received[number] = (sent, answer)
+                codes.add("answered")
+            except VaultRefusedError as error:
+                codes.add(error.code)
+            assert not asked_before or vault.ledger.book.account.units == before
+            for sent, answer in list(received.values())[-3:]:
+                assert vault.answer(sent) == answer
+        number += 1
+    assert codes <= {"answered", RefusalCode.LOST}
+    assert len(received) > kills / 2

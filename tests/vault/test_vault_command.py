@@ -1,0 +1,169 @@
+"""`alidpfl vault` as its users type it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from alidpfl.runs import load_config
+from alidpfl.runs.build import prepare
+from alidpfl.vault.folder import HEAD, LEDGER, POLICY, VaultFolder
+from alidpfl.vault.policy import read_policy
+from alidpfl.vault.source import SplitSource
+from tests.runs.command import alidpfl, forked
+
+from .parts import body, made_records, made_vault, opened, served
+
+NUMBERS = {
+    "--epsilon": 2,
+    "--delta": 1e-5,
+    "--sample-rate": 0.1,
+    "--min-noise-multiplier": 2,
+    "--max-clip-norm": 1,
+    "--max-steps-per-round": 5,
+    "--accountant": "rdp",
+    "--model": "linear",
+}
+
+
+def init(folder, *arguments, **changes):
+    options = NUMBERS | {f"--{key.replace('_', '-')}": value for key, value in changes.items()}
+    given = [str(part) for pair in options.items() if pair[1] is not None for part in pair]
+    return alidpfl("vault", "init", "--dir", folder, *given, *arguments)
+
+
+@pytest.fixture
+def records(tmp_path):
+    return made_records(tmp_path / "records.npz")
+
+
+def test_init_status_serve(tmp_path, records):
+    folder = tmp_path / "a" / "vault"  # also where the parent does not exist yet
+    done = init(folder, data=records, num_classes=3, anchor=tmp_path / "anchor")
+    assert done.exit_code == 0, done.stderr
+    assert "enrolled 40 records (a number that is public from now on)" in done.stdout
+    policy = read_policy(folder / POLICY)
+    assert (policy.budget.epsilon, policy.limits.max_steps_per_round, policy.unsafe) == (2.0, 5, [])
+    assert (tmp_path / "anchor").read_bytes() == (folder / HEAD).read_bytes()
+    told = alidpfl("vault", "status", "--dir", folder)
+    assert told.exit_code == 0
+    assert "0.0000 of 2 at δ = 1e-05" in told.stdout
+    assert "no anchor" not in told.stdout
+    with served(VaultFolder(path=folder)) as (process, client):
+        client.train_bytes(body(sample_rate=0.1))
+        with pytest.raises(Exception, match="not a safetensors file"):
+            client.train_bytes(b"nonsense")
+        assert "listening on" in process.log.read_text()
+        assert "anchor" not in process.log.read_text()
+    told = alidpfl("vault", "status", "--dir", folder)
+    assert "1 of 1 runs" in told.stdout
+    assert "1 malformed" in told.stdout
+    assert "nonsense" not in told.stdout
+
+
+def test_init_refuses_what_it_cannot_keep(tmp_path, records):
+    folder = tmp_path / "vault"
+    for arguments, message in (
+        ({"data": records}, "--num-classes is missing"),
+        ({"data": records, "num_classes": 2}, "classes beyond num_classes=2"),
+        ({"data": tmp_path / "none.npz", "num_classes": 3}, "cannot be read"),
+        ({"data": "strikes"}, "--data strikes"),
+        ({"data": "synthetic", "client": 10}, "client=10 must be below clients=10"),
+        ({"data": records, "num_classes": 3, "epsilon": -1}, "budget.epsilon=-1"),
+        ({"data": records, "num_classes": 3, "epsilon": 0.01}, "does not pay for one step"),
+        ({"data": records, "num_classes": 3, "sample_rate": 32}, "terms.sample_rate=32"),
+        ({"data": records, "num_classes": 3, "min_noise_multiplier": 0}, "terms.min_noise_multiplier=0"),
+        ({"data": records, "num_classes": 3, "model": "resnet"}, "model.name=resnet"),
+        ({"data": records, "num_classes": 3, "model": "cnn"}, "needs images"),
+        ({"data": records, "num_classes": 3, "min_clip_norm": 2}, "min_clip_norm=2"),
+        ({"data": records, "num_classes": 3, "anchor": tmp_path / "no" / "anchor"}, "is not a folder"),
+    ):
+        refused = init(folder, **arguments)
+        assert refused.exit_code == 2, arguments
+        assert message in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["records.npz"]
+    assert init(folder, data=records, num_classes=3).exit_code == 0
+    again = init(folder, data=records, num_classes=3)
+    assert again.exit_code == 2
+    assert "a data set is enrolled once" in again.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "status"])
+def test_a_folder_that_is_no_vault(tmp_path, command):
+    refused = alidpfl("vault", command, "--dir", tmp_path)
+    assert refused.exit_code == 2
+    assert "make one with `alidpfl vault init`" in refused.stderr
+
+
+def test_a_group_needs_a_socket_that_it_can_reach(tmp_path):
+    made_vault(tmp_path)
+    refused = alidpfl("vault", "serve", "--dir", tmp_path / "vault", "--group", "root")
+    assert refused.exit_code == 2
+    assert "give a --socket elsewhere" in refused.stderr
+
+
+def test_a_head_noted_down_betrays_a_restored_snapshot(tmp_path):
+    """Without an anchor and without the note, nothing can: the documents say so, and the vault when it starts."""
+    folder = made_vault(tmp_path)
+    snapshot = {name: (folder.path / name).read_bytes() for name in (LEDGER, HEAD)}
+    with opened(folder) as vault:
+        vault.answer(body())
+    head = json.loads(alidpfl("vault", "status", "--dir", folder.path, "--json").stdout)["head"]
+    for name, content in snapshot.items():
+        (folder.path / name).write_bytes(content)
+    refused = alidpfl("vault", "serve", "--dir", folder.path, "--head", head)
+    assert refused.exit_code == 2
+    assert "restored from an older copy" in refused.stderr
+    with served(folder) as (process, client):
+        assert "a restored copy of this folder would spend again unnoticed" in process.log.read_text()
+        assert client.status()["units_spent"] == 0
+
+
+def test_what_the_owner_admitted_is_said_at_every_turn(tmp_path):
+    folder = made_vault(tmp_path, unsafe=["unaccounted-signals", "seeded-noise"], seed=1)
+    with served(folder) as (process, client):
+        assert "warning: the policy admits unaccounted-signals, seeded-noise" in process.log.read_text()
+        assert client.info()["unsafe"] == ["unaccounted-signals", "seeded-noise"]
+        client.train_bytes(body())
+        client.train_bytes(body(round=1, signals=["raw"]))
+    told = alidpfl("vault", "status", "--dir", folder.path).stdout
+    assert "the policy admits unaccounted-signals, seeded-noise" in told
+    assert "2 rounds by seeded-noise, 1 rounds by unaccounted-signals" in told
+
+
+def test_interrupted_by_hand(tmp_path):
+    import os
+    import signal
+
+    folder = made_vault(tmp_path)
+    with served(folder) as (process, _):
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait() == 130
+
+
+def test_a_share_to_try_out_is_the_one_of_a_simulated_run():
+    """So that a deployment on one machine can be compared with `alidpfl run`."""
+    overrides = ["data.name=synthetic", "data.clients=4", "model.name=linear", "run.seed=3", "data.validation=0.1"]
+    for partition in ("natural", "dirichlet", "iid"):
+        prepared = prepare(load_config(overrides=[*overrides, f"data.partition={partition}", "accountant=rdp"]))
+        with prepared.federation as federation:
+            shared = federation._engine._data.client(2)
+        source = SplitSource(name="synthetic", client=2, clients=4, seed=3, validation=0.1, partition=partition)
+        own, classes = source.load()
+        assert classes == 10
+        assert torch.equal(own.inputs, shared.inputs[shared.rows])
+        assert torch.equal(own.targets, shared.targets[shared.rows])
+
+
+def test_pixels_are_scaled_as_in_a_run(tmp_path):
+    np.savez(tmp_path / "p.npz", x=np.full((8, 1, 16, 16), 255, np.uint8), y=np.arange(8) % 2)
+    done = init(tmp_path / "v", data=tmp_path / "p.npz", num_classes=2, model="compact_cnn")
+    assert done.exit_code == 0, done.stderr
+    folder = VaultFolder(path=tmp_path / "v")
+    enrolment, _, _ = folder.read(folder.policy())
+    records, _ = enrolment.source.load()
+    assert float(records.inputs.min()) == 1.0
+    process = forked(tmp_path / "log", "vault", "status", "--dir", tmp_path / "v")
+    assert process.wait() == 0
