@@ -26,8 +26,8 @@ def _workers() -> list[int]:
 
 def test_an_error_in_a_client_quotes_no_data_and_spares_the_pool():
     data = made_data()
-    data.targets[data.clients[2]] = _SECRET
     with simulation(2, data=data) as engine:
+        data.targets[data.clients[2]] = _SECRET  # after enrolment, which would refuse it
         plans = [plan(client) for client in range(5)]
         with pytest.raises(AliDpflError) as caught:
             engine.train(zeros(), plans)
@@ -42,11 +42,12 @@ def test_an_error_in_a_client_quotes_no_data_and_spares_the_pool():
 
 
 def test_our_own_errors_come_through_as_they_are():
-    data = made_data()
-    data.clients[1].resize_(0)
     for processes in (1, 2):
-        with simulation(processes, data=data) as engine, pytest.raises(DataError, match="client 1 has no records"):
-            engine.train(zeros(), [plan(0), plan(1)])
+        data = made_data()
+        with simulation(processes, data=data) as engine:
+            data.clients[1].resize_(0)  # after enrolment, which would refuse it
+            with pytest.raises(DataError, match="client 1 has no records"):
+                engine.train(zeros(), [plan(0), plan(1)])
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
