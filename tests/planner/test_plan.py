@@ -12,7 +12,8 @@ from alidpfl import Privacy, federate
 from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.planner import Wishes, make_plan
 from alidpfl.planner.course import Mechanism, courses
-from alidpfl.privacy import SampledGaussian, epsilon
+from alidpfl.policies import make_policy
+from alidpfl.privacy import SampledGaussian, epsilon, max_steps
 
 PAPER = Wishes(
     epsilon=2.0,
@@ -98,22 +99,41 @@ def test_a_searched_plan_has_a_front_with_one_recommended():
     assert document["max_steps"]["pld"] >= chosen[0]["steps"]
 
 
-def test_the_course_is_what_training_does():
-    """The planner asks the same policies as the loop: their τ agree round by round."""
+@pytest.mark.parametrize("policy", ["ratio", "fixed", "ali", "corrected"])
+def test_the_course_is_what_training_does(policy):
+    """The planner asks the same policies as the loop: their τ agree round by round (no curvature is resolved here)."""
     clients = [(torch.randn(100, 5), torch.randint(2, (100,))) for _ in range(2)]
     privacy = Privacy(epsilon=2.0, delta=1e-3, sample_rate=0.2, noise_multiplier=2.0)
     wishes = Wishes(epsilon=2.0, delta=1e-3, clients=2, samples=200, max_rounds=9, num_params=12)
-    for policy in ("ratio", "ali", "corrected"):
-        with federate(
-            torch.nn.Linear(5, 2), clients, privacy=privacy, max_rounds=9, learning_rate=0.1, policy=policy, seed=1
-        ) as federation:
-            ran = [record.local_steps for record in federation if "ratio" in record.why]
-            every = federation.training.progress.local_steps
-        mechanism = Mechanism(sample_rate=0.2, noise_multiplier=2.0, max_steps=every, max_rounds=9)
-        planned = {course.policy: course for course in courses(wishes, mechanism)}[policy]
-        if policy == "ratio":
-            assert list(planned.local_steps) == ran
-        assert sum(planned.local_steps) == every
+    most = max_steps(wishes.budget, 0.2, 2.0)
+    assert most % 9 != 0
+    chosen = make_policy("fixed", local_steps=most // 9) if policy == "fixed" else policy
+    with federate(
+        torch.nn.Linear(5, 2), clients, privacy=privacy, max_rounds=9, learning_rate=1e-6, policy=chosen, seed=1
+    ) as federation:
+        ran = [record.local_steps for record in federation]
+    mechanism = Mechanism(sample_rate=0.2, noise_multiplier=2.0, max_steps=most, max_rounds=9)
+    planned = {course.policy: course for course in courses(wishes, mechanism)}[policy]
+    assert list(planned.local_steps) == ran
+    assert len(set(ran)) == (1 if policy == "fixed" else 2)
+
+
+def test_nothing_is_measured_before_the_first_round():
+    mechanism = Mechanism(sample_rate=0.015, noise_multiplier=1.1, max_steps=716, max_rounds=158)
+    found = {course.policy: course.local_steps for course in courses(PAPER, mechanism)}
+    assert found["paper"][0] == found["reference"][0] == 1 < max(found["paper"])
+
+
+def test_a_compute_limit_cuts_what_policies_use():
+    limited = make_plan(replace(PAPER, max_epochs=3.0))
+    assert limited.max_steps["pld"] == 716
+    assert all(p.steps * 0.015 <= 3.0 for p in limited.policies)
+
+
+def test_more_steps_than_are_counted_are_drawn_as_far_as_they_are():
+    plan = make_plan(replace(PAPER, epsilon=4.0, sample_rate=0.0005, noise_multiplier=2.0, accountant="rdp"))
+    assert plan.max_steps["pld"] > 8_000_000
+    assert max(x for x, _ in plan.curves.epsilon["pld"]) <= 10_000_000
 
 
 @pytest.mark.parametrize("max_rounds", [1, 7, 158])
@@ -138,12 +158,12 @@ def test_a_budget_for_less_than_a_step_says_which_noise_would_do():
 
 
 def test_what_is_wrong_is_noted():
-    bad = replace(PAPER, delta=1e-3, smallest_client=10, samples=60_000)
+    bad = replace(PAPER, delta=1e-3, smallest_client=10)
     notes = " ".join(make_plan(bad).notes)
     assert "expects 0.15 records a batch" in notes
     assert "no curvature is known" in notes
     assert "delta" not in notes  # 1e-3 is below 1/10
-    assert "would allow one of its records" in " ".join(make_plan(replace(bad, delta=0.2)).notes)
+    assert "would allow one of its records" in " ".join(make_plan(replace(bad, delta=0.1)).notes)
     hopeless = make_plan(replace(PAPER, samples=200, sample_rate=0.1, noise_multiplier=4.0))
     assert "would drown in the noise" in " ".join(hopeless.notes)
     assert "no curvature" not in " ".join(make_plan(replace(PAPER, curvature=0.1)).notes)

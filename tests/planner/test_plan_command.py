@@ -58,6 +58,7 @@ def test_what_was_asked_before_is_answered_without_the_accountants(alidpfl, sear
     ("wish", "says"),
     [
         (("--max-rounds", "0"), "one round is the least"),
+        (("--epsilon", "0.01", "--accountant", "rdp-paper"), "raise epsilon"),
         (("--epsilon", "0.01", *PAPER), "raise epsilon to 0.2305 or more"),
         (("--traffic-limit", "1MB", "--model", "cnn"), "46,562,080 bytes carries one round"),
         (("--time-limit", "10s", "--seconds-per-round", "13"), "possible from 13 s on"),
@@ -105,10 +106,8 @@ def test_run_uses_the_plan(alidpfl, tmp_path):
         (("--plan", "manual"), "only auto is known"),
         (("--max-epochs", "5"), "limits --plan auto"),
         (("--plan", "auto", "--set", "privacy.max_steps=5"), "privacy.max_steps=5 is for --plan auto to choose"),
-        (
-            ("--plan", "auto", "--set", "privacy.sample_rate=0.1", "--set", "privacy.noise_multiplier=2"),
-            "both set; leave one out",
-        ),
+        (("--plan", "auto", "--set", "privacy.noise_multiplier=2"), "privacy.noise_multiplier=2"),
+        (("--plan", "auto", "--set", "federation.clients_per_round=2"), "federation.clients_per_round=2"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(alidpfl, tmp_path, options, says):

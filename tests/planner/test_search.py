@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from alidpfl.errors import ConfigError
+from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.planner import Wishes, best_of, pareto_front
 from alidpfl.planner.search import exactly, signal_to_noise
 from alidpfl.privacy import SampledGaussian, epsilon
@@ -100,21 +100,30 @@ def test_a_decided_rate_leaves_only_noise_and_local_steps():
     assert len({setting.local_steps for setting in found}) > 1
 
 
-def test_decided_noise_leaves_the_rate():
+def test_decided_noise_leaves_the_rate_and_uses_all_steps():
     found = pareto_front(Wishes(**ASKED, noise_multiplier=3.0), 158)
     assert {setting.noise_multiplier for setting in found} == {3.0}
     for setting in found:
         steps = SampledGaussian(sample_rate=setting.sample_rate, noise_multiplier=3.0, steps=setting.steps)
-        assert epsilon([steps], 1e-5) <= 2.0
+        assert 1.9 < epsilon([steps], 1e-5) <= 2.0
+
+
+def test_a_compute_limit_is_kept_also_where_noise_is_decided():
+    for limit in (26.0, 50.0):
+        for setting in pareto_front(Wishes(**ASKED, noise_multiplier=4.0, max_epochs=limit, accountant="rdp"), 158):
+            assert setting.epochs <= limit * (1 + 1e-9)
+            assert setting.steps >= 100
 
 
 @pytest.mark.parametrize(
     ("wish", "says"),
     [
         ({"max_epochs": 1e-6}, "max_epochs=1e-06 is less than .* possible from 0.0316 epochs on"),
+        ({"max_epochs": 1e-6, "noise_multiplier": 3.0}, "max_epochs=1e-06 is less than any setting needs"),
         ({"noise_multiplier": 0.01}, "noise_multiplier=0.01 is too little for one step at any sampling rate"),
+        ({"epsilon": 0.01, "accountant": "rdp-paper"}, "no noise multiplier up to 1e.06 .* raise epsilon"),
     ],
 )
 def test_what_fits_nowhere_says_what_would(wish, says):
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises((ConfigError, BudgetExceededError), match=says):
         pareto_front(Wishes(**(ASKED | wish)), 158)

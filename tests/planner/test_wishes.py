@@ -26,7 +26,7 @@ def test_the_models_are_as_large_as_they_say():
         ({"samples": 9}, "samples=9"),
         ({"max_rounds": 0}, "max_rounds=0 leaves nothing to train: one round is the least"),
         ({"max_rounds": -3}, "max_rounds=-3"),
-        ({"sample_rate": 64}, "sample_rate=64 must be in .0, 1.; did you pass a batch size"),
+        ({"sample_rate": 64}, "sample_rate=64 must be in .1e-09, 1.; did you pass a batch size"),
         ({"noise_multiplier": -1.0}, "noise_multiplier=-1"),
         ({"num_params": 0}, "num_params=0"),
         ({"smallest_client": 6001}, "smallest_client=6001"),
@@ -35,6 +35,12 @@ def test_the_models_are_as_large_as_they_say():
         ({"max_epochs": 0.0}, "max_epochs=0"),
         ({"time_limit": 60.0}, "time_limit=60 says nothing without seconds_per_round"),
         ({"curvature": float("nan")}, "curvature=nan"),
+        ({"epsilon": 1e-300}, "epsilon=1e-300"),
+        ({"delta": 0.999}, "delta=0.999"),
+        ({"sample_rate": 1e-200}, "sample_rate=1e-200"),
+        ({"noise_multiplier": 1e200}, "noise_multiplier=1e.200"),
+        ({"max_rounds": 10**7}, "max_rounds=10000000"),
+        ({"min_steps": 10**7}, "min_steps=10000000"),
     ],
 )
 def test_nonsense_is_refused_by_name_and_value(wish, says):
@@ -53,6 +59,7 @@ def test_bytes_are_both_directions_of_all_clients():
         ({"time_limit": 1300.0, "seconds_per_round": 13.0}, 100, "time_limit"),
         ({"time_limit": 0.3, "seconds_per_round": 0.1}, 3, "time_limit"),  # 0.3 / 0.1 is 2.99...
         ({"time_limit": 1e9, "seconds_per_round": 13.0}, 158, "max_rounds"),
+        ({"time_limit": 1e308, "seconds_per_round": 1e-300}, 158, "max_rounds"),
         ({"traffic_limit": 5 * 10**9, "num_params": 582_026}, 107, "traffic_limit"),
     ],
 )

@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -15,9 +13,10 @@ import pytest
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.reproduction.grid import cells, load_grid
 from alidpfl.reproduction.results import Results
-from alidpfl.reproduction.run import reproduce
+from alidpfl.reproduction.run import reproduce, run_cell
 from alidpfl.reproduction.tables import FORMATS, make_table
 from alidpfl.runs import execute
+from alidpfl.store import RunDirectory
 
 GRID = """
 title = "A grid of one's own"
@@ -145,11 +144,11 @@ def test_killed_it_goes_on_and_ends_the_same(tmp_path):
     arguments = ("reproduce", path, "--methods", "ours:ratio", "--jobs", "2")
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.run(command(*arguments, "--store", tmp_path / "whole"), check=True, **quiet)
-    child = subprocess.Popen(command(*arguments, "--store", tmp_path / "killed"), start_new_session=True, **quiet)
+    child = subprocess.Popen(command(*arguments, "--store", tmp_path / "killed"), **quiet)
     while not any(path.stat().st_size for path in (tmp_path / "killed").glob("runs/*/metrics.jsonl")):
         assert child.poll() is None
         time.sleep(0.01)
-    os.killpg(child.pid, signal.SIGKILL)  # with its jobs
+    child.kill()  # alone, as when memory runs out: its jobs must go with it
     child.wait()
     assert list((tmp_path / "killed").glob("runs/*/metrics.jsonl"))  # in the middle of a run
     subprocess.run(command(*arguments, "--store", tmp_path / "killed"), check=True, **quiet)
@@ -160,6 +159,18 @@ def test_killed_it_goes_on_and_ends_the_same(tmp_path):
 
     assert results("whole") == results("killed")
     assert len(results("whole")) == 2
+
+
+def test_a_folder_that_somebody_works_in_is_left_alone(grid, tmp_path):
+    (cell, *_) = cells(grid)
+    settings = [f"{key}={json.dumps(value)}" for key, value in cell.settings]
+    run = RunDirectory.create(tmp_path / "run")
+    with run.lock():
+        (tmp_path / "run" / "environment.json").write_text("{}")
+        with pytest.raises(ConfigError, match="is being written by"):
+            run_cell(settings, tmp_path / "run")
+        assert (tmp_path / "run" / "environment.json").read_text() == "{}"
+    assert run_cell(settings, tmp_path / "run").rounds == 6  # left by a start that was killed
 
 
 def test_tables_in_every_format(ran):

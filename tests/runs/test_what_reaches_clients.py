@@ -1,5 +1,9 @@
 """From a configuration to a client: what it trains with is what was accounted for, on its own records, once."""
 
+import importlib
+from contextlib import nullcontext
+
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +13,8 @@ from alidpfl.federation.client import LocalTrainer
 from alidpfl.runs import execute, load_config, resume
 from alidpfl.runs.build import prepare
 from alidpfl.store import RunDirectory
+
+execution = importlib.import_module("alidpfl.runs.execute")  # the package has a function of that name
 
 BASE = (
     "data.name=synthetic",
@@ -110,6 +116,36 @@ def test_without_its_checkpoint_a_run_does_not_start_from_zero(tmp_path):
     (tmp_path / "run" / "checkpoint.safetensors").unlink()
     with pytest.raises(DataError, match="6 rounds but no checkpoint"):
         resume(tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").unlink()  # nor where nothing tells any more how far it was
+    with pytest.raises(DataError, match="what was spent is unknown"):
+        resume(tmp_path / "run")
+
+
+def test_a_run_does_not_go_on_with_other_records(tmp_path):
+    """Same labels, other inputs: what was spent was spent on the old ones."""
+    folder = npz_folder(tmp_path / "data", with_test=True)
+    interrupted(tmp_path / "run", "data.name=npz", f"data.data_dir={folder}", "data.num_classes=2")
+    for path in folder.glob("*.npz"):
+        with np.load(path) as kept:
+            np.savez(path, x=-7 * kept["x"], y=kept["y"])
+    with pytest.raises(ConfigError, match="cannot go on with other settings or data: clients was"):
+        resume(tmp_path / "run")
+
+
+def test_a_start_that_was_killed_before_it_was_a_run_is_begun_anew(tmp_path, monkeypatch):
+    """Killed at any file that is written before config.toml."""
+    config = load_config(overrides=BASE)
+    for written in ("write_environment", "write_checkpoint", "write_config"):
+        with monkeypatch.context() as patched:
+            patched.setattr(RunDirectory, written, _killed)
+            patched.setattr(execution, "_removed_if_refused", lambda _directory: nullcontext())
+            with pytest.raises(KeyboardInterrupt):
+                execute(config, tmp_path / written)
+        assert execute(config, tmp_path / written).rounds == 3
+
+
+def _killed(*_arguments, **_keywords):
+    raise KeyboardInterrupt
 
 
 def test_a_secure_run_does_not_go_on_from_an_old_checkpoint(tmp_path):
@@ -132,8 +168,6 @@ def test_the_model_file_claims_the_budget_and_says_how_its_noise_was_made(tmp_pa
 
 
 def npz_folder(path, *, with_test):
-    import numpy as np
-
     path.mkdir()
     random = np.random.default_rng(0)
     for name in ("a", "b", *(["test"] if with_test else [])):

@@ -40,13 +40,24 @@ def test_new_code_answers_anew(ask, tmp_path, monkeypatch):
     assert ask({}, oracle) == {"answer": 2}
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"answer": {"answer": 9}}', b'{"question": {}}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff\xfe", b'{"answer": {"answer": 9}}', b'{"question": {}}', b"[" * 100_000]
+)
 def test_a_damaged_file_is_computed_anew(ask, tmp_path, content):
     oracle = Oracle()
     ask({"epsilon": 2.0}, oracle)
     (kept,) = tmp_path.rglob("*.json")
     assert json.loads(kept.read_bytes())["answer"] == {"answer": 1}
     kept.write_bytes(content)
+    assert ask({"epsilon": 2.0}, oracle) == {"answer": 2}
+
+
+@pytest.mark.parametrize("answer", ["null", "[]", '{"a": NaN}', '{"a": Infinity}'])
+def test_an_answer_that_was_never_given_is_computed_anew(ask, tmp_path, answer):
+    oracle = Oracle()
+    ask({"epsilon": 2.0}, oracle)
+    (kept,) = tmp_path.rglob("*.json")
+    kept.write_text(f'{{"question": {{"epsilon": 2.0}}, "answer": {answer}}}')
     assert ask({"epsilon": 2.0}, oracle) == {"answer": 2}
 
 

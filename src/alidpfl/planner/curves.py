@@ -9,7 +9,7 @@ from alidpfl.planner.course import TYPICAL_CURVATURE, Mechanism
 from alidpfl.planner.wishes import Wishes
 from alidpfl.policies import Bound, Problem, bound_a, bound_b, noise_power, paper_bound
 from alidpfl.policies.corrected import CONVEXITY_SHARE
-from alidpfl.privacy import SampledGaussian, epsilon_bound
+from alidpfl.privacy import MAX_STEPS, SampledGaussian, epsilon_bound
 
 _POINTS = 16
 _BEYOND = 1.25  # how far past the largest R_c ε is drawn
@@ -50,7 +50,8 @@ def make_curves(wishes: Wishes, mechanism: Mechanism, max_steps: dict[str, int])
 
 def _epsilon_line(wishes: Wishes, mechanism: Mechanism, accountant: str, most: int) -> Line:
     rate, noise = mechanism.sample_rate, mechanism.noise_multiplier
-    counts = sorted({max(1, round(most * _BEYOND * (k / _POINTS) ** 2)) for k in range(1, _POINTS + 1)})
+    furthest = min(most * _BEYOND, MAX_STEPS)
+    counts = sorted({max(1, round(furthest * (k / _POINTS) ** 2)) for k in range(1, _POINTS + 1)})
     cost = (
         epsilon_bound([SampledGaussian(sample_rate=rate, noise_multiplier=noise, steps=n)], wishes.delta, accountant)
         for n in counts

@@ -116,7 +116,8 @@ def make_plan(wishes: Wishes, *, on_progress: Progress | None = None) -> Plan:
     mechanism = Mechanism(
         sample_rate=setting.sample_rate,
         noise_multiplier=setting.noise_multiplier,
-        max_steps=limits[wishes.accountant],
+        # A compute limit leaves steps unused that the budget would pay for.
+        max_steps=limits[wishes.accountant] if wishes.max_epochs is None else setting.steps,
         max_rounds=rounds.count,
     )
     plans = tuple(_policy_plan(wishes, mechanism, course) for course in courses(wishes, mechanism))
@@ -142,6 +143,8 @@ def _choose(wishes: Wishes, rounds: int, tell: Progress) -> tuple[Setting, list[
     """q, σ and T as decided, or the best found, with the front that it was found on."""
     if wishes.sample_rate is not None and wishes.noise_multiplier is not None:
         steps = _steps_or_refuse(wishes, rounds)
+        if wishes.max_epochs is not None:
+            steps = max(1, min(steps, int(wishes.max_epochs / wishes.sample_rate)))
         return made_setting(wishes, wishes.sample_rate, wishes.noise_multiplier, rounds, steps), []
     tell("searching sampling rate and noise", 0.0)
     front = pareto_front(wishes, rounds, lambda share: tell("searching sampling rate and noise", 0.7 * share))

@@ -49,7 +49,7 @@ class Setting:
     steps: int
     """T: the local steps that the budget must pay for."""
     signal_to_noise: float
-    """Of the whole run, as above; all settings with the same one spend the same (ε, δ)."""
+    """Of the whole run, as above."""
 
     @property
     def epochs(self) -> float:
@@ -71,14 +71,16 @@ def pareto_front(wishes: Wishes, rounds: int, on_progress: Callable[[float], Non
     if not proposed:
         raise ConfigError(_nothing_fits(wishes, rounds))
     thinned = _thinned(_undominated(proposed), _HARDLY_LESS if wishes.max_epochs is None else _HARDLY_LESS_OF_LIMIT)
-    found = []
+    found, refused = [], None
     for number, setting in enumerate(thinned):
         if on_progress is not None:
             on_progress(number / len(thinned))
-        if (accounted := _accounted(wishes, rounds, setting)) is not None:
-            found.append(accounted)
-    if not found:
-        raise ConfigError(_nothing_fits(wishes, rounds))
+        try:
+            found.append(_accounted(wishes, rounds, setting))
+        except BudgetExceededError as error:  # the closed form was too hopeful
+            refused = error
+    if not found and refused is not None:
+        raise refused
     return _undominated(found)
 
 
@@ -120,9 +122,10 @@ def _proposals(wishes: Wishes, rounds: int) -> list[Setting]:
     found: list[Setting] = []
     fewest = math.ceil(wishes.min_steps / rounds)
     for rate in _rates(wishes):
-        if wishes.noise_multiplier is not None:
-            steps = int(limiting_steps(wishes.budget, rate, wishes.noise_multiplier))
-            found += _spread(wishes, rate, rounds, steps)
+        if wishes.noise_multiplier is not None:  # then the budget says how many steps there are, and all are used
+            steps = min(int(limiting_steps(wishes.budget, rate, wishes.noise_multiplier)), MAX_STEPS)
+            if steps > 0:
+                found.append(made_setting(wishes, rate, wishes.noise_multiplier, rounds, steps))
             continue
         for multiple in _MULTIPLES:
             steps = multiple * fewest * rounds
@@ -133,26 +136,16 @@ def _proposals(wishes: Wishes, rounds: int) -> list[Setting]:
     return [setting for setting in within if setting.steps >= wishes.min_steps] or within
 
 
-def _spread(wishes: Wishes, rate: float, rounds: int, steps: int) -> list[Setting]:
-    """With σ decided, only how many of the steps are used is open: whole τ, and all of them."""
-    assert wishes.noise_multiplier is not None  # noqa: S101 - for the type checker
-    counts = {min(steps, rounds * multiple, MAX_STEPS) for multiple in _MULTIPLES} - {0}
-    return [made_setting(wishes, rate, wishes.noise_multiplier, rounds, count) for count in counts]
-
-
-def _accounted(wishes: Wishes, rounds: int, setting: Setting) -> Setting | None:
-    """The setting as the accountant sees it; None where not one step is paid for."""
-    try:
-        if wishes.noise_multiplier is None:
-            noise = noise_multiplier_bound(
-                wishes.budget, setting.sample_rate, setting.steps, accountant=wishes.accountant
-            )
-            return made_setting(wishes, setting.sample_rate, noise, rounds, setting.steps)
-        paid_for = max_steps(wishes.budget, setting.sample_rate, wishes.noise_multiplier, accountant=wishes.accountant)
-    except BudgetExceededError:
-        return None
-    steps = min(paid_for, setting.steps)
-    return made_setting(wishes, setting.sample_rate, wishes.noise_multiplier, rounds, steps)
+def _accounted(wishes: Wishes, rounds: int, setting: Setting) -> Setting:
+    """The setting as the accountant sees it; BudgetExceededError where not one step is paid for."""
+    rate, steps, noise = setting.sample_rate, setting.steps, wishes.noise_multiplier
+    if noise is None:
+        noise = noise_multiplier_bound(wishes.budget, rate, steps, accountant=wishes.accountant)
+    else:
+        steps = max_steps(wishes.budget, rate, noise, accountant=wishes.accountant)
+        if wishes.max_epochs is not None:
+            steps = max(1, min(steps, int(wishes.max_epochs / rate)))
+    return made_setting(wishes, rate, noise, rounds, steps)
 
 
 def _rates(wishes: Wishes) -> Iterable[float]:
@@ -187,14 +180,14 @@ def _thinned(front: Sequence[Setting], hardly_less: float) -> list[Setting]:
 
 
 def _nothing_fits(wishes: Wishes, rounds: int) -> str:
-    open_to_choice = replace(wishes, max_epochs=None, noise_multiplier=None)
-    least = min(_proposals(open_to_choice, rounds), key=lambda setting: setting.epochs)
-    if wishes.noise_multiplier is not None:
+    unlimited = replace(wishes, max_epochs=None)
+    if not (possible := _proposals(unlimited, rounds)):
         return (
             f"noise_multiplier={wishes.noise_multiplier:g} is too little for one step at any sampling rate within "
             f"epsilon={wishes.epsilon:g}; leave it out, and the planner finds one"
         )
+    least = min(possible, key=lambda setting: setting.epochs)
     return (
-        f"max_epochs={wishes.max_epochs:g} is less than {rounds} rounds of one step with one expected record need: "
-        f"possible from {least.epochs:.3g} epochs on, or with fewer rounds"
+        f"max_epochs={wishes.max_epochs:g} is less than any setting needs: possible from {least.epochs:.3g} epochs on "
+        f"(q = {least.sample_rate:g}, {least.steps} steps), or with fewer rounds or min_steps"
     )

@@ -1,12 +1,12 @@
 """What a user has and can afford. Public numbers only: no data is needed, or looked at."""
 
-import math
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
-from alidpfl.privacy import MAX_STEPS, PrivacyBudget
+from alidpfl.privacy import PrivacyBudget
+from alidpfl.privacy.mechanisms import MAX_NOISE_MULTIPLIER, MIN_NOISE_MULTIPLIER
 
 MODEL_SIZES = MappingProxyType({"cnn": 582_026, "compact_cnn": 26_010, "linear": 7_850, "mlp": 101_770})
 """Parameters of the models that ship, for 1x28x28 images and ten classes."""
@@ -19,6 +19,9 @@ instead of 20 (docs/planner.md). Theory cannot tell without knowing the problem.
 _BYTES_PER_NUMBER = 4
 _DIRECTIONS = 2
 _MOST = 10**12
+_MOST_ROUNDS = 20_000  # each is planned one by one, for every policy
+_MOST_MIN_STEPS = 1_000_000
+_LEAST_RATE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +64,15 @@ class Wishes:
 
     def __post_init__(self) -> None:
         self._check_counts()
-        _ = self.budget
-        positive = ("clip_norm", "learning_rate", "curvature", "time_limit", "seconds_per_round")
-        for name in (*positive, "traffic_limit", "max_epochs", "noise_multiplier", "sample_rate"):
-            value = getattr(self, name)
-            if value is not None:
-                most = 1 if name == "sample_rate" else math.inf
-                checks.real(name, value, above=0, high=most, rule=_rule(name))
+        checks.real("epsilon", self.epsilon, low=1e-6, high=1e6, rule="must be between 1e-6 and 1e6")
+        checks.real("delta", self.delta, above=0, high=0.1, rule="must be above 0 and at most 0.1: it is a probability")
+        self._check_mechanism()
+        for name in ("clip_norm", "learning_rate", "curvature"):
+            if getattr(self, name) is not None:
+                checks.real(name, getattr(self, name), low=1e-9, high=1e9, rule="must be between 1e-9 and 1e9")
+        for name in ("time_limit", "seconds_per_round", "traffic_limit", "max_epochs"):
+            if getattr(self, name) is not None:
+                checks.real(name, getattr(self, name), above=0, rule="must be above 0")
         checks.real("heterogeneity", self.heterogeneity, low=0, high=_MOST, rule="must be 0 (IID) or more")
         if self.time_limit is not None and self.seconds_per_round is None:
             raise ConfigError(f"time_limit={self.time_limit:g} says nothing without seconds_per_round; give both")
@@ -87,10 +92,19 @@ class Wishes:
         """Every client takes the model and sends one back."""
         return _DIRECTIONS * self.clients * _BYTES_PER_NUMBER * self.num_params
 
+    def _check_mechanism(self) -> None:
+        if self.sample_rate is not None:
+            rule = f"must be in [{_LEAST_RATE:g}, 1]; did you pass a batch size?"
+            checks.real("sample_rate", self.sample_rate, low=_LEAST_RATE, high=1, rule=rule)
+        if self.noise_multiplier is not None:
+            least, most = MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER
+            rule = f"must be between {least:g} and {most:g}: it counts clip norms"
+            checks.real("noise_multiplier", self.noise_multiplier, low=least, high=most, rule=rule)
+
     def _check_counts(self) -> None:
         checks.whole("clients", self.clients, low=1, high=_MOST)
         checks.whole("samples", self.samples, low=self.clients, high=_MOST)
-        checks.whole("min_steps", self.min_steps, low=1, high=MAX_STEPS)
+        checks.whole("min_steps", self.min_steps, low=1, high=_MOST_MIN_STEPS)
         checks.whole("num_params", self.num_params, low=1, high=_MOST)
         if self.smallest_client is not None:
             checks.whole("smallest_client", self.smallest_client, low=1, high=self.samples // self.clients)
@@ -99,7 +113,7 @@ class Wishes:
                 "max_rounds=0 leaves nothing to train: one round is the least; then all local steps fall into it, and "
                 "what the clients learn is averaged once"
             )
-        checks.whole("max_rounds", self.max_rounds, low=1, high=MAX_STEPS)
+        checks.whole("max_rounds", self.max_rounds, low=1, high=_MOST_ROUNDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +160,4 @@ def _not_one_round(wishes: Wishes, limited_by: str) -> str:
 
 def _whole_times(total: float, each: float) -> int:
     """How often `each` fits, not misled by 0.3 / 0.1 = 2.9999."""
-    return int(total / each * (1 + 1e-12))
-
-
-def _rule(name: str) -> str:
-    return "must be in (0, 1]; did you pass a batch size?" if name == "sample_rate" else "must be above 0"
+    return int(min(total / each * (1 + 1e-12), _MOST))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alidpfl._version import __version__
-from alidpfl.errors import AliDpflError, ConfigError
+from alidpfl.errors import ConfigError
 from alidpfl.reproduction.grid import Cell
 from alidpfl.reproduction.results import Result, Results
 from alidpfl.runs import Outcome, execute, load_config, resume
@@ -83,12 +83,9 @@ def reproduce(
 
 def run_cell(settings: Sequence[str], directory: Path) -> Outcome:
     """In a job's own process: begin, or go on."""
-    try:
-        RunDirectory.open(directory)
-    except AliDpflError:
-        shutil.rmtree(directory, ignore_errors=True)  # killed before it was a run
-        return execute(load_config(overrides=list(settings)), directory)
-    return resume(directory)
+    if (directory / "config.toml").exists():
+        return resume(directory)
+    return execute(load_config(overrides=list(settings)), directory)
 
 
 def _pending(cells: Sequence[Cell], results: Results) -> list[Cell]:

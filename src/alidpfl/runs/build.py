@@ -304,6 +304,7 @@ def _shown(config: Config, dataset: Dataset) -> tuple[str, ...]:
 
 def _fingerprint(data: SimulationData) -> str:
     found = hashlib.sha256(data.targets.numpy().tobytes())
+    found.update(data.inputs.contiguous().numpy().data)  # without a copy: these may be gigabytes
     for rows in data.clients:
         found.update(len(rows).to_bytes(8, "little") + rows.numpy().tobytes())
     return found.hexdigest()

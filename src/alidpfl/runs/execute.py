@@ -160,13 +160,11 @@ def _check_resumable(
     config: Config, prepared: Prepared, directory: RunDirectory, checkpoint: Checkpoint | None
 ) -> None:
     written = len(directory.records())
-    if checkpoint is None and written:
+    if checkpoint is None:  # the first is written before config.toml: it was there
         raise DataError(
-            f"{directory.path} has {written} rounds but no checkpoint: what they spent is unknown; put "
+            f"{directory.path} has {written} rounds but no checkpoint: what was spent is unknown; put "
             "checkpoint.safetensors back, or start a new run and count this one's epsilon as spent"
         )
-    if checkpoint is None:
-        return
     if config.run.randomness == "secure" and written > checkpoint.state["progress"]["round"] + 1:
         raise DataError(
             f"{directory.path} has {written} rounds, its checkpoint is older: they would be released again with other "

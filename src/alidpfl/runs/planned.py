@@ -19,6 +19,15 @@ def planned(
     """
     if config.method.options.get("variant") == "output":
         raise ConfigError('--plan auto plans noise on every step; variant "output" adds it to the update: leave it out')
+    if config.federation.clients_per_round is not None:
+        raise ConfigError(
+            f"federation.clients_per_round={config.federation.clients_per_round}: --plan auto plans for all clients in "
+            "every round; leave one of them out"
+        )
+    if config.privacy.noise_multiplier is not None:
+        raise ConfigError(
+            f"privacy.noise_multiplier={config.privacy.noise_multiplier} is for --plan auto to choose; leave it out"
+        )
     if config.privacy.max_steps is not None:
         raise ConfigError(f"privacy.max_steps={config.privacy.max_steps} is for --plan auto to choose; leave it out")
     facts = public_facts(config, on_progress=on_progress)
@@ -30,14 +39,11 @@ def planned(
         samples=facts.samples,
         max_rounds=config.federation.max_rounds,
         sample_rate=config.privacy.sample_rate if "sample_rate" in decided else None,
-        noise_multiplier=config.privacy.noise_multiplier,
         accountant=facts.accountant,
         num_params=facts.num_params,
         traffic_limit=config.federation.traffic_limit,
         max_epochs=max_epochs,
     )
-    if wishes.sample_rate is not None and wishes.noise_multiplier is not None:
-        raise ConfigError("--plan auto: privacy.sample_rate and privacy.noise_multiplier are both set; leave one out")
     rounds = possible_rounds(wishes).count
     tell = (lambda share: on_progress("planning", share)) if on_progress is not None else None
     setting = exactly(wishes, rounds, best_of(wishes, pareto_front(wishes, rounds, tell)))

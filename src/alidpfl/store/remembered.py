@@ -23,16 +23,21 @@ def remembered(
     It is kept under the question and the source of `packages`, which compute it: new code answers anew.
     """
     path = user_cache() / kind / f"{_key(question, packages)}.json"
-    with suppress(OSError, ValueError):
-        known = json.loads(path.read_bytes())
+    with suppress(OSError, ValueError, RecursionError):
+        known = json.loads(path.read_bytes(), parse_constant=_refuse)
         if isinstance(known, dict) and known.get("question") == _plain(question):
-            found: dict[str, Any] = known["answer"]
-            return found
+            found = known.get("answer")
+            if isinstance(found, dict):
+                return found
     computed = answer()
     with suppress(OSError, AliDpflError):  # no room, or no permission: then it is not kept
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps({"question": _plain(question), "answer": computed}).encode())
     return computed
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)  # we write no NaN and no infinity
 
 
 def _key(question: Mapping[str, Any], packages: Iterable[str]) -> str:

@@ -207,4 +207,6 @@ def _line(values: Mapping[str, Any]) -> bytes:
 
 def _is_left_by_a_killed_start(name: str) -> bool:
     """Without config.toml, these files are all that an attempt which died at once can have left."""
-    return name in {_LOCK, "environment.json"} or (name.startswith(".") and name.endswith(".tmp"))
+    return name in {_LOCK, "environment.json", "checkpoint.safetensors"} or (
+        name.startswith(".") and name.endswith(".tmp")
+    )

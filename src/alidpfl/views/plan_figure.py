@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alidpfl.views.drawing import figure_class, save
-from alidpfl.views.plan_tables import BOUND_NAMES
+from alidpfl.views.plan_tables import BOUND_NAMES, same_budget
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,4 +60,5 @@ def _draw_pareto(axes: "Axes", plan: dict[str, Any]) -> None:
             axes.plot(row["epochs"], row["signal_to_noise"], "o", color="tab:red", label=f"recommended: {text}")
     axes.set_xscale("log")
     axes.legend(fontsize="small")
-    axes.set(xlabel="epochs (compute)", ylabel="signal-to-noise", title=f"the same ε = {plan['wishes']['epsilon']:g}")
+    axes.set(xlabel="epochs (compute)", ylabel="signal-to-noise", title=same_budget(plan))
+    axes.title.set_fontsize("small")

@@ -4,7 +4,7 @@ from html import escape
 from typing import Any
 
 from alidpfl.views.page import facts, figure, page, table
-from alidpfl.views.plan_tables import BOUND_NAMES, duration, question, size, steps_range, unused
+from alidpfl.views.plan_tables import BOUND_NAMES, duration, question, same_budget, size, steps_range, unused
 from alidpfl.views.tables import rounded_up
 
 
@@ -80,8 +80,8 @@ def _search(plan: dict[str, Any]) -> list[str]:
         rows.append([f"{row['sample_rate']:g}", *(f"{value:.4g}" for value in cells)])
     head = ["q", "σ", "τ", "epochs", "signal-to-noise"]
     return [
-        "<h2>The same ε, more compute</h2>",
-        figure("pareto", "Every point spends the same (ε, δ). Larger batches share the noise among more records."),
+        "<h2>More compute, more signal</h2>",
+        figure("pareto", f"{same_budget(plan)} Larger batches share the noise among more records."),
         table("Sampling rate against noise; the recommended setting stands out", head, rows, chosen),
     ]
 

@@ -90,8 +90,8 @@ def _pareto(plan: dict[str, Any]) -> Table:
         "epochs",
         "signal-to-noise",
         "",
-        title="The same ε, more compute: sampling rate and noise",
-        caption="epochs: passes of every client over its data; signal-to-noise of the whole run at best",
+        title="More compute, more signal: sampling rate and noise",
+        caption=f"{same_budget(plan)} Epochs: passes of every client over its data.",
     )
     for row in plan["pareto"]:
         mark = "recommended" if row["recommended"] else ""
@@ -100,6 +100,14 @@ def _pareto(plan: dict[str, Any]) -> Table:
             *cells, f"{row['epochs']:.3g}", f"{row['signal_to_noise']:.3g}", mark, style="bold" if mark else ""
         )
     return table
+
+
+def same_budget(plan: dict[str, Any]) -> str:
+    """What the points of the front have in common."""
+    epsilon, decided = plan["wishes"]["epsilon"], plan["wishes"]["noise_multiplier"]
+    if decided is None:
+        return f"Every line spends ε = {epsilon:g}."
+    return f"Every line has σ = {decided:g} and as many steps as ε = {epsilon:g} pays for, within the compute limit."
 
 
 def size(count: int) -> str:
