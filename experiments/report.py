@@ -45,7 +45,7 @@ experiments/planner.
 """
 
 
-def planner(name: str, *, samples: int, num_params: int, max_rounds: int = 0) -> str:
+def planner(name: str, model: str, *, samples: int, num_params: int, max_rounds: int = 0) -> str:
     """One table: rounds, τ, q, compute, signal-to-noise, accuracy at the best step size."""
     best: dict[tuple, dict] = {}
     for line in lines(ROOT / f"results/planner/{name}.jsonl"):
@@ -55,7 +55,7 @@ def planner(name: str, *, samples: int, num_params: int, max_rounds: int = 0) ->
         if key not in best or line["validation_accuracy"] > best[key]["validation_accuracy"]:
             best[key] = line
     head = ["rounds", "τ", "q", "epochs", "signal-to-noise", "η", "accuracy"]
-    rows = [f"### {name}\n", f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    rows = [f"### {name}, {model}\n", f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     budget = PrivacyBudget(epsilon=2.0, delta=1e-5)
     for (rounds, steps, rate), line in sorted(best.items(), key=lambda item: item[0][:2]):
         wishes = Wishes(epsilon=2.0, delta=1e-5, clients=10, samples=samples, max_rounds=rounds, num_params=num_params)
@@ -121,8 +121,8 @@ def report() -> str:
     searched = [tuning(path.stem) for path in sorted((ROOT / "results/tuning").glob("*.jsonl"))]
     compared = [policies(path.stem) for path in sorted((ROOT / "results/policies").glob("*.jsonl"))]
     planned = [
-        planner("fashion-mnist", samples=54_000, num_params=7_850),
-        planner("strokes", samples=57_000, num_params=26_010, max_rounds=50),
+        planner("fashion-mnist", "softmax regression, Dir(0.05)", samples=54_000, num_params=7_850),
+        planner("strokes", "compact_cnn, Dir(0.5)", samples=57_000, num_params=26_010, max_rounds=50),
     ]
     notes = (ROOT / "experiments/notes.md").read_text()
     return "\n".join([HEAD, FINAL, final(), POLICIES, *compared, notes, PLANNER, *planned, TUNING, *searched])

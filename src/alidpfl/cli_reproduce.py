@@ -164,4 +164,4 @@ class _Screen:
         self.progress.update(self._task, total=tally.total, completed=done, description=left + now)
         if not self._is_terminal and done > self._told:
             self._told = done
-            typer.echo(f"{done} of {tally.total} cells; {left}{now}", err=True)
+            typer.echo(f"{done} of {tally.total} cells; {left}{now}".rstrip("; "), err=True)

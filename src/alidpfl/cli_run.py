@@ -159,8 +159,8 @@ class _Screen:
 
         chosen, setting = planned(config, max_epochs=max_epochs, on_progress=self.show)
         self._console.print(
-            f"plan: q = {setting.sample_rate:g}, σ = {setting.noise_multiplier:g}, {setting.steps} steps (τ = "
-            f"{setting.local_steps}), {setting.epochs:.3g} epochs",
+            f"plan: q = {setting.sample_rate:g}, σ = {setting.noise_multiplier:g}, {setting.steps} steps, "
+            f"{setting.epochs:.3g} epochs; policy {chosen.policy} shares the steps out over the rounds",
             highlight=False,
         )
         return chosen
@@ -186,7 +186,7 @@ class _Screen:
         else:
             typer.echo(f"{head} {text}", err=True)
 
-    def _round(self, record: "RoundRecord", _seconds: float) -> None:
+    def _round(self, record: "RoundRecord", seconds: float) -> None:
         if record.accuracy is not None:
             self._accuracy = f"  accuracy {record.accuracy:.1f} %"
         from alidpfl.views.tables import rounded_up
@@ -195,5 +195,6 @@ class _Screen:
         spent = rounded_up(record.epsilon)
         facts = f"round {record.number}/{total:.0f}  τ {record.local_steps}  ε {spent}{self._accuracy}"
         self._progress.update(self._task, completed=record.number, facts=facts)
-        if record.accuracy is not None and not self._console.is_terminal:
-            typer.echo(facts, err=True)
+        # On a pipe a line for each evaluation, and one for the first round: it tells that, and how fast, it goes.
+        if not self._console.is_terminal and (record.accuracy is not None or record.round == 0):
+            typer.echo(f"{facts}  {seconds:.1f} s a round" if record.round == 0 else facts, err=True)

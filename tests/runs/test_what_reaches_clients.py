@@ -231,3 +231,11 @@ def test_a_finished_run_of_an_older_version_can_still_be_read(tmp_path):
     old = {key: value for key, value in directory.summary().items() if key not in ("randomness", "uncovered")}
     directory.write_summary(old)
     assert resume(tmp_path / "run").randomness == "unknown"
+
+
+def test_the_number_of_clients_is_that_of_the_files(tmp_path):
+    folder = npz_folder(tmp_path / "own", with_test=True)
+    settings = ["data.name=npz", f"data.data_dir={folder}", "data.num_classes=2", *BASE[1:-1]]
+    with pytest.raises(ConfigError, match=r"data\.clients=7: there are 2, one a file"):
+        prepare(load_config(overrides=[*settings, "data.clients=7"]))
+    assert len(prepare(load_config(overrides=[*settings, "data.clients=2"])).federation.epsilons) == 2

@@ -8,9 +8,11 @@ from alidpfl.errors import ConfigError
 
 Found = TypeVar("Found")
 
+_NEAR = 0.5
+
 
 def named(what: str, name: str, options: Mapping[str, Found]) -> Found:
-    """`options[name]`, or a ConfigError that offers the nearest name.
+    """`options[name]`, or a ConfigError that offers the nearest name, if there is a near one.
 
     >>> named("policy", "ratoi", {"ratio": 1, "ali": 2})
     Traceback (most recent call last):
@@ -21,8 +23,9 @@ def named(what: str, name: str, options: Mapping[str, Found]) -> Found:
         return options[name]
     if not options:
         raise ConfigError(f"{what}={name!r} is not known; there are none")
-    hint = f"did you mean {nearest(str(name), options)!r}? There are: {', '.join(options)}"
-    raise ConfigError(f"{what}={name!r} is not known; {hint}")
+    likely = nearest(str(name), options)
+    hint = f"did you mean {likely!r}? " if _is_near(str(name), likely) else ""
+    raise ConfigError(f"{what}={name!r} is not known; {hint}There are: {', '.join(options)}")
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -33,6 +36,11 @@ def nearest(word: str, names: Iterable[str]) -> str:
     """
     spelled = {_spelling(name): name for name in names}
     return spelled[difflib.get_close_matches(_spelling(word), spelled, n=1, cutoff=0.0)[0]]
+
+
+def _is_near(word: str, name: str) -> bool:
+    """Whether it could be a slip: what is far off would only mislead."""
+    return difflib.SequenceMatcher(None, _spelling(word), _spelling(name)).ratio() >= _NEAR
 
 
 def _spelling(name: str) -> str:

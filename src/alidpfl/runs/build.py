@@ -122,6 +122,8 @@ def _check_choices(config: Config) -> None:
         ("data.num_classes", data.num_classes is not None, data.name, "npz", ""),
         ("model.hidden", model.hidden != ModelSection().hidden, model.name, "mlp", ""),
     )
+    if data.name == "npz" and "clients" in data.model_fields_set:
+        raise ConfigError(f"data.clients={data.clients}: with npz there are as many clients as files; leave it out")
     for key, is_set, chosen, reader, hint in read_by:
         if is_set and chosen != reader:
             raise ConfigError(f"{key} is for {reader}, and {chosen} would not read it; leave it out{hint}")

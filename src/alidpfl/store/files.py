@@ -30,6 +30,8 @@ def disk_errors(action: str, path: Path) -> Iterator[None]:
     except OSError as error:
         fallback = f"{error.strerror or error}: check the disk and the path"
         remedy = _REMEDIES.get(error.errno or 0, fallback)
+        if error.errno == errno.ENOENT and not path.parent.is_dir():
+            remedy = f"there is no folder {path.parent}: make it, or choose another"
         raise DataError(f"cannot {action} {path}: {remedy}") from error
 
 

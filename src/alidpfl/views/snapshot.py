@@ -87,6 +87,7 @@ class RunSnapshot:
             "clip_norm": self._setting("method", "clip_norm"),
             "learning_rate": self._setting("method", "learning_rate"),
             "seed": self._setting("run", "seed"),
+            "randomness": self._setting("run", "randomness"),
         }
 
     def _noise_multiplier(self) -> Any:

@@ -112,6 +112,7 @@ _SETTINGS: dict[str, Callable[[Mapping[str, Any]], Text]] = {
     "accountant": _plain("accountant"),
     "δ": _plain("delta"),
     "seed": _plain("seed"),
+    "batches and noise": _plain("randomness"),
 }
 RESULTS: dict[str, Callable[[Mapping[str, Any]], Text]] = {
     "ε spent": _epsilon,
