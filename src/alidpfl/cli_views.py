@@ -109,7 +109,7 @@ def _curves(snapshots: "Sequence[RunSnapshot]") -> list[str]:
             unicode=unicode,
         )
         for title, value in quantities.items()
-        if max((len(_points(s, value)) for s in snapshots), default=0) > 1  # one point is no curve
+        if max((len(_points(s, value)) for s in snapshots), default=0) != 1  # one point is no curve
     ]
 
 

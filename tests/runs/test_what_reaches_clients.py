@@ -124,7 +124,8 @@ def test_without_its_checkpoint_a_run_does_not_start_from_zero(tmp_path):
 def test_a_run_does_not_go_on_with_other_records(tmp_path):
     """Same labels, other inputs: what was spent was spent on the old ones."""
     folder = npz_folder(tmp_path / "data", with_test=True)
-    interrupted(tmp_path / "run", "data.name=npz", f"data.data_dir={folder}", "data.num_classes=2")
+    own = ["data.name=npz", f"data.data_dir={folder}", "data.num_classes=2", "data.clients=2"]
+    interrupted(tmp_path / "run", *own)
     for path in folder.glob("*.npz"):
         with np.load(path) as kept:
             np.savez(path, x=-7 * kept["x"], y=kept["y"])

@@ -49,6 +49,7 @@ def test_the_summary_of_a_finished_run(tmp_path):
         "accountant": ["pld"],
         "δ": ["1e-05"],
         "seed": ["7"],
+        "batches and noise": ["-"],
         "ε spent": ["1.9877 of 2"],
         "steps": ["15"],
         "rounds": ["5"],

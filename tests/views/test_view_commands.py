@@ -46,6 +46,12 @@ def test_show_of_a_run_that_has_hardly_begun(tmp_path):
     assert text.count("(nothing to plot yet)") == 3
 
 
+def test_one_evaluation_is_no_curve(tmp_path):
+    text = run("show", make_run(tmp_path / "first", rounds=1))
+    assert "local steps" not in text
+    assert "nothing to plot" not in text
+
+
 def test_show_warns_of_unnoised_signals(tmp_path):
     text = run("show", make_run(tmp_path / "first", covers_everything=False))
     assert "ε does NOT cover all that was shown: its ε is not a guarantee" in text

@@ -122,8 +122,6 @@ def _check_choices(config: Config) -> None:
         ("data.num_classes", data.num_classes is not None, data.name, "npz", ""),
         ("model.hidden", model.hidden != ModelSection().hidden, model.name, "mlp", ""),
     )
-    if data.name == "npz" and "clients" in data.model_fields_set:
-        raise ConfigError(f"data.clients={data.clients}: with npz there are as many clients as files; leave it out")
     for key, is_set, chosen, reader, hint in read_by:
         if is_set and chosen != reader:
             raise ConfigError(f"{key} is for {reader}, and {chosen} would not read it; leave it out{hint}")
@@ -218,6 +216,9 @@ def _simulation_data(config: Config, dataset: Dataset, method: Method) -> Simula
 
 def _clients(config: Config, dataset: Dataset, private: Tensor) -> list[Tensor]:
     """Rows of each client, among those that are not held out."""
+    data, files = config.data, len(dataset.natural_clients or ())
+    if data.name == "npz" and "clients" in data.model_fields_set and data.clients != files:
+        raise ConfigError(f"data.clients={data.clients}: there are {files}, one a file; leave it out")
     return client_rows(
         dataset,
         config.partition,
