@@ -139,7 +139,10 @@ def serve(
             f"--group {group}: members cannot enter the vault's folder, which is the owner's alone; give a --socket "
             "elsewhere, such as /run/alidpfl/vault.sock"
         )
-    from alidpfl.vault.service import serve as run_service
+    try:
+        from alidpfl.vault.service import serve as run_service
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"serving needs {error.name}: install alidpfl with the extra 'vault'") from None
 
     run_service(folder.absolute(), socket_path=socket, group=group, known_head=head, on_ready=_announce)
 

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import shutil
 
 import pytest
@@ -11,6 +10,8 @@ from alidpfl.errors import DataError
 from alidpfl.vault import chain as chain_module
 from alidpfl.vault.chain import Chain, Head, parse_head, read_entries
 from alidpfl.vault.refusals import VaultTroubleError
+
+from .disk import Disk
 
 GENESIS = {"kind": "ENROLLED", "vault": "v"}
 
@@ -169,28 +170,6 @@ def test_a_noted_head_is_checked(text):
 
 
 # --------------------------------------------------------------------------------------------------- while it is open
-
-
-class Disk:
-    """Stands for `os` in the module: one call fails, or writes only a part."""
-
-    def __init__(self, name: str, call: int, error: int | None = None, most: int = 0) -> None:
-        self.name, self.call, self.error, self.most, self.calls = name, call, error, most, 0
-
-    def __getattr__(self, name):
-        real = getattr(os, name)
-        if name != self.name:
-            return real
-
-        def maybe(*arguments):
-            self.calls += 1
-            if self.calls != self.call:
-                return real(*arguments)
-            if self.error is not None:
-                raise OSError(self.error, os.strerror(self.error))
-            return real(arguments[0], arguments[1][: self.most])
-
-        return maybe
 
 
 @pytest.mark.parametrize(

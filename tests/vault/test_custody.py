@@ -1,5 +1,6 @@
 """One instruction after another: what the policy allows is served once, everything else is refused with the reason."""
 
+import errno
 import json
 import math
 
@@ -13,11 +14,13 @@ from alidpfl.errors import BudgetExceededError, ConfigError, DataError
 from alidpfl.methods import make_method
 from alidpfl.models import make_model
 from alidpfl.types import ClientPlan
+from alidpfl.vault import chain as chain_module
 from alidpfl.vault.folder import ANSWERS, ENROLMENT, POLICY
 from alidpfl.vault.messages import RoundRequest, decode_answer, encode, flat
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultTroubleError
 from alidpfl.vault.status import public_info, status
 
+from .disk import Disk
 from .parts import (
     MOST_STEPS,
     NOISE,
@@ -126,17 +129,11 @@ def test_too_many_steps_are_refused_where_the_policy_says_so(tmp_path, asked):
     ],
 )
 def test_what_the_policy_does_not_allow_is_refused(tmp_path, changes, code):
-    trainer = CountingTrainer()
-    with opened(made_vault(tmp_path), trainer) as vault:
+    trainer, folder = CountingTrainer(), made_vault(tmp_path)
+    with opened(folder, trainer) as vault:
         assert refused(vault, body(**changes)) is code
         assert vault.refusals.counts == {code.value: 1}
-    assert (trainer.plans, spent(made_folder(vault))) == ([], 0)
-
-
-def made_folder(vault):
-    from alidpfl.vault.folder import VaultFolder
-
-    return VaultFolder(path=vault.refusals.path.parent)
+    assert (trainer.plans, spent(folder)) == ([], 0)
 
 
 def test_more_noise_and_a_lower_rate_are_served_and_not_charged_less_than_planned(tmp_path):
@@ -279,6 +276,41 @@ def test_a_round_whose_training_failed_stays_charged_and_is_never_trained_again(
     told = status(folder.path)
     assert (told["rounds_charged"], told["rounds_released"], told["rounds_lost"]) == (1, 0, 1)
     assert all("7" not in refusal["message"] for refusal in told["last_refusals"])
+
+
+def test_a_disk_that_fills_up_after_the_answer_is_stored_delays_it_and_loses_nothing(tmp_path, monkeypatch):
+    folder, trainer = made_vault(tmp_path), CountingTrainer()
+    with opened(folder, trainer) as vault:
+        with monkeypatch.context() as patch:
+            patch.setattr(chain_module, "os", Disk("write", 3, errno.ENOSPC))  # a head, RESERVED, a head, RELEASED
+            with pytest.raises(VaultTroubleError, match="ask again with the same request"):
+                vault.answer(body())
+        assert spent(folder) == 2
+        assert steps_of(vault.answer(body())) == 2
+    assert (len(trainer.plans), spent(folder), len(lines(folder))) == (1, 2, 3)
+
+
+def test_nothing_but_weights_and_noised_signals_depends_on_the_records(tmp_path):
+    """Two vaults whose records have nothing in common but their number: same words, same numbers, same refusals."""
+    told = []
+    for name, seed in (("one", 0), ("two", 1)):
+        made_records(tmp_path / f"{name}.npz", seed)
+        folder = made_vault(tmp_path, name)
+        with opened(folder) as vault:
+            vault._clock, said = (lambda: 0), []
+            for k, changes in enumerate(({}, {"steps": 10**6}, {"noise_multiplier": 1.0}, {"signals": ["raw"]}, {})):
+                try:
+                    answer, _ = decode_answer(vault.answer(body(round=k, **changes)))
+                    said.append(answer.model_dump(exclude={"secants", "gradient_norm"}))
+                except VaultRefusedError as error:
+                    said.append(str(error))
+            reservations = list(vault.ledger.book.reservations.values())
+            info = public_info(vault.enrolment, vault.policy)
+        now = status(folder.path)
+        last = [{k: v for k, v in refusal.items() if k != "time"} for refusal in now.pop("last_refusals")]
+        own = ("vault", "head")  # random names and hashes that follow from them
+        told.append([said, reservations, last, *({k: v for k, v in d.items() if k not in own} for d in (now, info))])
+    assert told[0] == told[1]
 
 
 # -------------------------------------------------------------------------------------------------------- budget

@@ -30,7 +30,7 @@ from alidpfl.vault.inspection import check_plan, granted_steps, unsafe_uses
 from alidpfl.vault.ledger import Ledger, Reservation
 from alidpfl.vault.messages import RoundAnswer, RoundRequest
 from alidpfl.vault.policy import Policy
-from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, refusal
+from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultTroubleError, refusal
 from alidpfl.vault.update import NoisedUpdate
 
 Job = Callable[[NDArray[np.float32], ClientPlan], NoisedUpdate]
@@ -138,9 +138,19 @@ class Vault:
 
     def _released(self, number: int, content: bytes) -> bytes:
         self._answers.store(number, content)
-        self.ledger.release(number, hashlib.sha256(content).hexdigest())
+        self._note_release(number, content)
         self._answers.prune(self.policy.service.keep_answers)
         return content
+
+    def _note_release(self, number: int, content: bytes) -> None:
+        try:
+            self.ledger.release(number, hashlib.sha256(content).hexdigest())
+        except VaultTroubleError as error:
+            raise refusal(
+                error.code,
+                "the round is charged and its answer stored, but the ledger cannot take note of it: once the owner has "
+                "seen to the disk, ask again with the same request",
+            ) from error
 
     def _stored(self, number: int, digest: str) -> bytes:
         """The answer of a round that was asked for before."""
@@ -161,14 +171,21 @@ class Vault:
         return content
 
     def _released_late(self, number: int, digest: str, content: bytes | None) -> bytes:
-        if content is None or messages.decode_answer(content)[0].request != digest:
+        if content is None or not _answers_to(content, digest):
             raise refusal(
                 RefusalCode.LOST,
                 "this round was charged, and the vault stopped before its answer was stored; it is not trained again "
                 "under the same charge: ask for the next round",
             )
-        self.ledger.release(number, hashlib.sha256(content).hexdigest())
+        self._note_release(number, content)
         return content
+
+
+def _answers_to(content: bytes, digest: str) -> bool:
+    try:
+        return messages.decode_answer(content)[0].request == digest
+    except VaultRefusedError:  # damaged since it was stored
+        return False
 
 
 def _withheld(job: Job, weights: NDArray[np.float32], plan: ClientPlan) -> NoisedUpdate:

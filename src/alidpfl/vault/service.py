@@ -1,6 +1,7 @@
 """HTTP over the Unix socket. What decides is in `custody`; here are sizes, waiting times and status codes."""
 
 import asyncio
+import os
 import resource
 import signal
 from collections.abc import Awaitable, Callable
@@ -119,6 +120,7 @@ def serve(
     folder = VaultFolder(path=path)
     where = path / SOCKET if socket_path is None else socket_path
     signal.signal(signal.SIGTERM, _stop)
+    os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold records and the noise's key
     with folder.lock():
         vault = open_vault(folder, known_head)
