@@ -98,7 +98,7 @@ def federate(
         raise ConfigError("test or public is one of the clients, whose records are private: pass other data, or none")
     if method.needs_public_loss and public is None:
         raise ConfigError(f"{method.name} looks at the loss on public data: pass public=(inputs, classes)")
-    return Federation(
+    return Federation.simulated(
         model=model,
         data=_data(clients, test, public),
         method=method,

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from alidpfl._version import __version__
 from alidpfl.cli_data import data_app
+from alidpfl.cli_flower import flower_app
 from alidpfl.cli_run import run
 from alidpfl.cli_vault import vault_app
 from alidpfl.cli_views import compare, show
@@ -156,6 +157,7 @@ app.command()(show)
 app.command()(compare)
 app.add_typer(data_app, name="data")
 app.add_typer(vault_app, name="vault")
+app.add_typer(flower_app, name="flower")
 
 
 def main() -> None:

@@ -35,6 +35,10 @@ class ServerSettings:
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be in (0, 1]")
 
+    def least_updates(self, num_clients: int) -> int:
+        """How many updates of a round of `num_clients` make a quorum."""
+        return max(1, math.ceil(self.quorum * num_clients))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState:

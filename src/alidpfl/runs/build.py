@@ -22,7 +22,7 @@ from alidpfl.methods import METHODS, Method, make_method
 from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
 from alidpfl.policies.lookup import named
-from alidpfl.privacy import PrivacyBudget, noise_multiplier_for
+from alidpfl.privacy import Ledger, PrivacyBudget, noise_multiplier_for
 from alidpfl.runs.config import Config, DataSection, ModelSection
 
 # Settings of their own, or parts of the method: a configuration must not have un-noised signals sent, say.
@@ -33,10 +33,22 @@ _STEPS_A_ROUND = 2  # that a policy may share out, where nothing was wished for
 
 
 @dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What follows from the configuration alone: no data are needed for it."""
+
+    noise_multiplier: float
+    method: Method
+    policy: Policy
+    ledger: Ledger
+    server_settings: ServerSettings
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """All that a run needs."""
 
-    dataset: Dataset
+    dataset: Dataset | None
+    """None where a deployment's server has none to look at."""
     federation: Federation
     noise_multiplier: float
     clients: str
@@ -44,38 +56,61 @@ class Prepared:
     uncovered: tuple[str, ...]
     """What no ε of this run covers."""
     warnings: tuple[str, ...]
+    randomness: str
+    """Of batches and noise: "seeded" or "secure"."""
+    repeats_rounds: bool
+    """True if a lost round can be asked for again and is the same: nothing new is released then."""
+
+
+def make_parts(config: Config) -> Parts:
+    """Fails early: no data are loaded for a budget that pays for nothing."""
+    _check_choices(config)
+    noise_multiplier = _noise_multiplier(config)
+    method, privacy = _method(config, noise_multiplier), config.privacy
+    budget = PrivacyBudget(epsilon=privacy.epsilon, delta=privacy.delta)
+    return Parts(
+        noise_multiplier=noise_multiplier,
+        method=method,
+        policy=_policy(config),
+        ledger=ledger_for(method, budget, privacy.sample_rate, noise_multiplier, privacy.accountant),
+        server_settings=_server_settings(config),
+    )
 
 
 def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None = None) -> Prepared:
-    """Everything but the training. Fails early: no data are loaded for a budget that pays for nothing."""
-    _check_choices(config)
-    noise_multiplier = _noise_multiplier(config)
-    method, policy = _method(config, noise_multiplier), _policy(config)
-    budget = PrivacyBudget(epsilon=config.privacy.epsilon, delta=config.privacy.delta)
-    ledger = ledger_for(method, budget, config.privacy.sample_rate, noise_multiplier, config.privacy.accountant)
-    dataset = _dataset(config, on_progress)
-    data = _simulation_data(config, dataset, method)
+    """Everything but the training of a simulated run."""
+    parts = make_parts(config)
+    dataset = load_data(config, on_progress)
+    data = simulation_data(config, dataset)
     shown = _shown(config, dataset)
-    federation = Federation(
-        model=_model(config, dataset),
+    is_seeded = config.run.randomness == "seeded"
+    federation = Federation.simulated(
+        model=build_model(config, dataset.input_shape, dataset.num_classes),
         data=data,
-        method=method,
-        policy=policy,
-        ledger=ledger,
-        settings=_settings(config, shows_private_data=bool(shown)),
-        server_settings=_server_settings(config),
-        seed=config.run.seed if config.run.randomness == "seeded" else None,
+        method=parts.method,
+        policy=parts.policy,
+        ledger=parts.ledger,
+        settings=make_settings(config, shows_private_data=bool(shown)),
+        server_settings=parts.server_settings,
+        seed=config.run.seed if is_seeded else None,
         processes=config.run.processes,
         device=_device(config),
     )
     return Prepared(
         dataset=dataset,
         federation=federation,
-        noise_multiplier=noise_multiplier,
+        noise_multiplier=parts.noise_multiplier,
         clients=_fingerprint(data),
-        uncovered=(*shown, *(["un-noised signals of the clients"] if policy.needs_raw_signals else [])),
+        uncovered=(*shown, *uncovered_signals(parts.policy)),
         warnings=_warnings(config, data.clients),
+        randomness=config.run.randomness,
+        repeats_rounds=is_seeded,
     )
+
+
+def uncovered_signals(policy: Policy) -> tuple[str, ...]:
+    """What a policy has clients show without noise."""
+    return ("un-noised signals of the clients",) if policy.needs_raw_signals else ()
 
 
 def _check_choices(config: Config) -> None:
@@ -141,7 +176,8 @@ def _method(config: Config, noise_multiplier: float) -> Method:
     return method
 
 
-def _dataset(config: Config, on_progress: Callable[[str, float], None] | None) -> Dataset:
+def load_data(config: Config, on_progress: Callable[[str, float], None] | None = None) -> Dataset:
+    """The configured data set."""
     data = config.data
     options: dict[str, Any] = {}
     if data.name == "synthetic":
@@ -158,9 +194,21 @@ def _dataset(config: Config, on_progress: Callable[[str, float], None] | None) -
     )
 
 
-def _simulation_data(config: Config, dataset: Dataset, method: Method) -> SimulationData:
+def simulation_data(config: Config, dataset: Dataset) -> SimulationData:
+    """Who holds what, and what is looked at."""
+    private, _ = held_out_rows(len(dataset.train), config.data.validation, config.run.seed)
+    return SimulationData(
+        inputs=dataset.train.inputs,
+        targets=dataset.train.targets,
+        clients=_clients(config, dataset, private),
+        evaluation=evaluation_data(config, dataset),
+    )
+
+
+def evaluation_data(config: Config, dataset: Dataset) -> dict[Part, tuple[Tensor, Tensor]]:
+    """What is not private: the test set, and the rows that no client holds."""
     train, test = dataset.train, dataset.test
-    private, public = held_out_rows(len(train), config.data.validation, config.run.seed)
+    _, public = held_out_rows(len(train), config.data.validation, config.run.seed)
     evaluation: dict[Part, tuple[Tensor, Tensor]] = {}
     if len(public):
         evaluation["validation"] = (train.inputs[public], train.targets[public])
@@ -170,9 +218,7 @@ def _simulation_data(config: Config, dataset: Dataset, method: Method) -> Simula
         raise ConfigError('run.evaluate_on="validation" needs data.validation, such as 0.1')
     else:  # the loop's look is then at the held-out part, and the test set is not even loaded into it
         evaluation["test"] = evaluation["validation"]
-    return SimulationData(
-        inputs=train.inputs, targets=train.targets, clients=_clients(config, dataset, private), evaluation=evaluation
-    )
+    return evaluation
 
 
 def _clients(config: Config, dataset: Dataset, private: Tensor) -> list[Tensor]:
@@ -188,12 +234,14 @@ def _clients(config: Config, dataset: Dataset, private: Tensor) -> list[Tensor]:
     )
 
 
-def _model(config: Config, dataset: Dataset) -> nn.Module:
+def build_model(config: Config, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """With its first weights."""
     name, hidden = config.model.name, config.model.hidden
-    return make_model(name, dataset.input_shape, dataset.num_classes, hidden=hidden, seed=config.run.seed)
+    return make_model(name, input_shape, num_classes, hidden=hidden, seed=config.run.seed)
 
 
-def _settings(config: Config, *, shows_private_data: bool) -> FederationSettings:
+def make_settings(config: Config, *, shows_private_data: bool) -> FederationSettings:
+    """Rounds, limits and step sizes."""
     federation, method = config.federation, config.method
     return FederationSettings(
         max_rounds=federation.max_rounds,
