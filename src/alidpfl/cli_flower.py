@@ -1,9 +1,17 @@
 """`alidpfl flower`: what a deployment on Flower needs. Parse, call, print."""
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+
+from alidpfl.errors import ConfigError
 
 flower_app = typer.Typer(no_args_is_help=True, help="Train over nodes with Flower; docs/deploy.md is the guide.")
 
@@ -65,3 +73,41 @@ def certs(
     for path in written:
         typer.echo(path)
     typer.echo("keep ca.key and server.key with the server; node_<n> goes to node n, node_<n>.pub to the SuperLink")
+
+
+@flower_app.command()
+def demo(
+    *,
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes, each with a vault.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="How long to train.")] = 4,
+    keep: Annotated[Path | None, typer.Option(help="Keep logs, keys and vaults in this new folder.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and node keys.")] = False,
+) -> None:
+    """Watch a deployment on this machine: SuperLink, SuperNodes and vaults train on drawn digits, and end.
+
+    Everything that it starts, it ends: also after Ctrl-C, and after a failure.
+    """
+    from alidpfl.engines.demo import run_demo
+    from alidpfl.views.tables import rounded_up
+
+    if keep is not None and keep.exists():
+        raise ConfigError(f"--keep {keep} exists: give a new folder")
+    with TemporaryDirectory(prefix="alidpfl-demo-") as temporary, _terminated_like_ctrl_c():
+        folder = Path(temporary) if keep is None else keep
+        told = run_demo(folder, nodes=nodes, rounds=rounds, insecure=insecure, say=typer.echo)
+    table = Table("node", "records", "ε spent", "of", "δ", "rounds", "refused", title="What each vault has spent")
+    for number, status in enumerate(told):
+        spent, refused = rounded_up(status["epsilon_spent"]), sum(status["refusals"].values())
+        numbers = (number, status["num_records"], spent, status["epsilon"], status["delta"])
+        table.add_row(*map(str, numbers), str(status["rounds_released"]), str(refused))
+    Console().print(table)
+
+
+@contextmanager
+def _terminated_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM too must not leave processes behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

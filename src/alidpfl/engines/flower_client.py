@@ -42,24 +42,25 @@ class _Relay:
     """A vault that may be starting again, or busy with another run: the same bytes may be sent again at any time."""
 
     def __init__(self, settings: Settings) -> None:
-        self._client = VaultClient(str(settings[SOCKET]), timeout=float(settings.get(TIMEOUT, _DEFAULT_TIMEOUT)))
+        self._socket, self._timeout = str(settings[SOCKET]), float(settings.get(TIMEOUT, _DEFAULT_TIMEOUT))
         self._wait = float(settings.get(WAIT, _DEFAULT_WAIT))
 
     def info(self) -> dict[str, Any]:
-        return self._patiently(self._client.info)
+        return self._patiently(lambda vault: vault.info())
 
     def train_bytes(self, content: bytes) -> bytes:
-        return self._patiently(lambda: self._client.train_bytes(content))
+        return self._patiently(lambda vault: vault.train_bytes(content))
 
-    def _patiently(self, ask: Callable[[], _Answer]) -> _Answer:
+    def _patiently(self, ask: Callable[[VaultClient], _Answer]) -> _Answer:
         end = time.monotonic() + self._wait
-        while True:
-            try:
-                return ask()
-            except (VaultUnreachableError, VaultBusyError):
-                if time.monotonic() >= end:
-                    raise
-            time.sleep(_PAUSE)
+        with VaultClient(self._socket, timeout=self._timeout) as vault:
+            while True:
+                try:
+                    return ask(vault)
+                except (VaultUnreachableError, VaultBusyError):
+                    if time.monotonic() >= end:
+                        raise
+                time.sleep(_PAUSE)
 
 
 def client_app(simulated: Callable[[Settings, int], Records]) -> ClientApp:

@@ -55,12 +55,12 @@ class Loopback:
 
     def __enter__(self) -> "Loopback":
         self._home.mkdir(parents=True)
+        self.folder.chmod(0o700)
         if not self._insecure:
             make_certificates(self.keys, hosts=[_HOST, "localhost"], nodes=self.nodes)
         address = f'[superlink.{CONNECTION}]\naddress = "{self.address}"\n'
         trust = "insecure = true\n" if self._insecure else f'root-certificates = "{self.keys / AUTHORITY}"\n'
-        nodes = f"options.num-supernodes = {self.nodes}\n" if self._simulation else ""
-        (self._home / "config.toml").write_text(address + trust + nodes, encoding="utf-8")
+        (self._home / "config.toml").write_text(address + trust, encoding="utf-8")
         return self
 
     def __exit__(
@@ -96,6 +96,10 @@ class Loopback:
     def is_running(self, name: str) -> bool:
         """True until the process has ended."""
         return name in self._processes and self._processes[name].poll() is None
+
+    def pid(self, name: str) -> int:
+        """Of a process that was started."""
+        return self._processes[name].pid
 
     def kill(self, name: str) -> None:
         """By SIGKILL, the process and what it started."""
@@ -148,10 +152,13 @@ class Loopback:
         return self.folder / f"vault-{client}"
 
     def start_vault(self, client: int) -> None:
-        """Serve the vault in `vault_folder`, which must be enrolled."""
-        name, folder = f"vault-{client}-service", self.vault_folder(client)
-        self.start(name, [*_alidpfl(), "vault", "serve", "--dir", folder])
-        self.wait_until(name, lambda: _listens(folder / SOCKET))
+        """Serve the vault in `vault_folder`, which must be enrolled; it needs a while to load."""
+        folder = self.vault_folder(client)
+        self.start(f"serve-{client}", [*_alidpfl(), "vault", "serve", "--dir", folder])
+
+    def wait_for_vault(self, client: int) -> None:
+        """Until it answers."""
+        self.wait_until(f"serve-{client}", lambda: _listens(self.vault_folder(client) / SOCKET))
 
     def start_node(self, client: int, *, key: Path | None = None, trust: Sequence[str | Path] | None = None) -> None:
         """A SuperNode in front of a client's vault."""
@@ -173,8 +180,11 @@ class Loopback:
         return self._output(["flwr", *arguments])
 
     def submit(self, app: Path) -> None:
-        """Start a run, and follow its log as the process "run"."""
-        self.start("run", ["flwr", "run", app, CONNECTION, "--stream"])
+        """Start a run, and follow its log as the process "run"; one that is followed already goes on by itself."""
+        if "run" in self._processes:
+            self.kill("run")
+        size = ["--federation-config", f"num-supernodes={self.nodes}"] if self._simulation else []
+        self.start("run", ["flwr", "run", app, CONNECTION, "--stream", *size])
 
     def _output(self, command: Sequence[str | Path]) -> str:
         parts = [str(part) for part in command]

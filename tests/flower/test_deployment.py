@@ -1,0 +1,99 @@
+"""Real processes on loopback, with TLS and node keys: the same training, and nobody in who should not be."""
+
+import shutil
+
+import pytest
+import torch
+
+from alidpfl.engines.certificates import make_certificates
+from alidpfl.engines.loopback import Loopback, tail
+from alidpfl.runs import execute
+from alidpfl.store import RunDirectory
+
+from .deployment import app_folder, deployed, finished, spent
+from .fakes import CLIENTS, config
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    out = tmp_path_factory.mktemp("simulated") / "out"
+    execute(config(), out)
+    return RunDirectory.open(out)
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    with deployed(tmp_path_factory.mktemp("deployment")) as loopback:
+        yield loopback
+
+
+def same_training(found: RunDirectory, expected: RunDirectory) -> None:
+    assert [record.local_steps for record in found.records()] == [r.local_steps for r in expected.records()]
+    assert found.records() == expected.records()
+    ours, theirs = found.read_model()[0], expected.read_model()[0]
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_deployment_trains_what_the_simulation_trains_and_vaults_book_it(deployment, simulated):
+    deployment.submit(app_folder(deployment))
+    same_training(finished(deployment), simulated)
+    steps = sum(record.local_steps for record in simulated.records())
+    for client in range(CLIENTS):
+        told = spent(deployment, client)
+        assert (told["units_spent"], told["rounds_released"], told["rounds_lost"]) == (steps, 4, 0)
+        assert told["epsilon_spent"] == pytest.approx(simulated.summary()["epsilon"])
+
+
+def test_who_should_not_be_in_is_not_let_in(deployment, tmp_path):
+    """An unregistered key, no TLS, and a SuperNode that trusts another authority: none becomes a node."""
+    strangers = tmp_path / "strangers"
+    make_certificates(strangers, hosts=["127.0.0.1"], nodes=1)
+    own = deployment.keys
+    attempts = {
+        90: ["--root-certificates", own / "ca.crt", "--auth-supernode-private-key", strangers / "node_1"],
+        91: ["--insecure"],
+        92: ["--root-certificates", strangers / "ca.crt", "--auth-supernode-private-key", own / "node_1"],
+    }
+    for number, trust in attempts.items():
+        deployment.start_node(number, trust=[*trust, "--max-retries", "1"])
+    for number in attempts:
+        name = f"node-{number}"
+        deployment.wait_until(name, lambda name=name: has_failed(deployment, name))
+        assert "SuperNode ID" not in deployment.log(name).read_text()
+
+
+def has_failed(deployment: Loopback, name: str) -> bool:
+    """It has ended, or has said that it cannot get in."""
+    told = tail(deployment.log(name), 20_000).lower()
+    return any(sign in told for sign in ("exit code", "certificate_verify_failed", "not registered", "unauthenticated"))
+
+
+@pytest.mark.slow
+def test_flowers_own_simulator_trains_the_same(tmp_path, simulated):
+    with Loopback(tmp_path, nodes=CLIENTS, simulation=True) as loopback:
+        loopback.start_superlink()
+        loopback.submit(app_folder(loopback, simulation=True))
+        same_training(finished(loopback), simulated)
+
+
+def test_nothing_of_it_is_left_when_it_is_stopped(tmp_path):
+    with Loopback(tmp_path, nodes=1) as loopback:
+        loopback.start_superlink()
+        pids = [loopback.pid("superlink"), *_below(loopback)]
+    assert not [pid for pid in pids if _is_alive(pid)]
+    shutil.rmtree(tmp_path)
+
+
+def _below(loopback):
+    from .deployment import children
+
+    return children(loopback.pid("superlink"))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
