@@ -71,6 +71,7 @@ def has_failed(deployment: Loopback, name: str) -> bool:
 
 @pytest.mark.slow
 def test_flowers_own_simulator_trains_the_same(tmp_path, simulated):
+    pytest.importorskip("ray", reason="Flower's simulator is not installed")
     with Loopback(tmp_path, nodes=CLIENTS, simulation=True) as loopback:
         loopback.start_superlink()
         loopback.submit(app_folder(loopback, simulation=True))

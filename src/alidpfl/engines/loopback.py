@@ -125,8 +125,9 @@ class Loopback:
         """Until the process is ready; an error with the end of its log if it dies or takes too long."""
         end = time.monotonic() + seconds
         while not is_ready():
-            if not self.is_running(name) or time.monotonic() > end:
-                what = "takes too long" if self.is_running(name) else "has ended"
+            has_ended = not self.is_running(name)
+            if (has_ended and not is_ready()) or time.monotonic() > end:
+                what = "has ended" if has_ended else "takes too long"
                 raise LoopbackError(f"{name} {what}; the end of {self.log(name)}:\n{tail(self.log(name))}")
             time.sleep(_POLL)
 
