@@ -89,7 +89,8 @@ class Vault:
             return self._stored(known, digest)
         if request.round <= (last := self.ledger.book.last_round(request.run)):
             raise refusal(
-                RefusalCode.ROUND_ORDER, f"round={request.round} comes after round {last} of this run; rounds only grow"
+                RefusalCode.ROUND_ORDER,
+                f"round={request.round} comes too late: round {last} was served; rounds only grow",
             )
         check_plan(request, self.policy)
         rate = charged_rate(self.policy, request.sample_rate)
