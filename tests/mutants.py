@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.vault.mutants import VAULT_MUTANTS  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ CLIENT, LOOP, SERVER = (f"tests/federation/test_{name}.py" for name in ("client"
 LEDGER, CURVATURE = "tests/privacy/test_ledger.py", "tests/federation/test_curvature.py"
 GOLDEN, ACCOUNTANTS = "tests/privacy/test_accounting_golden.py", "tests/privacy/test_accountants.py"
 
-MUTANTS = (
+MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "noise divided by the batch size",
         "src/alidpfl/dpsgd/step.py",
@@ -383,6 +386,9 @@ MUTANTS = (
         LOOP,
     ),
 )
+
+
+MUTANTS += tuple(Mutant(*parts) for parts in VAULT_MUTANTS)
 
 
 def _copy_with(mutant: Mutant, target: Path) -> None:

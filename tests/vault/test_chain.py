@@ -163,6 +163,22 @@ def test_another_history_and_another_vault_are_refused(chain, paths, tmp_path):
         Chain.open(paths[0], (tmp_path / "stranger.head",))
 
 
+def test_a_line_of_another_history_does_not_fit_in(chain, paths, tmp_path):
+    """With the right number and its own hash, and where no head knows better."""
+    raw = paths[0].read_bytes().splitlines(keepends=True)
+    fork = (tmp_path / "ledger.jsonl", (tmp_path / "head.json",))
+    fork[0].write_bytes(b"".join(raw[:2]))
+    fork[1][0].write_bytes(Head(vault="v", counter=1, hash=json.loads(raw[1])["hash"]).to_bytes())
+    other = Chain.open(*fork)
+    for number in (1, 2):
+        other.append({"kind": "X", "number": f"other {number}"})
+    other.close()
+    spliced = [*raw[:3], fork[0].read_bytes().splitlines(keepends=True)[3]]
+    entries, rest = read_entries(b"".join(spliced))
+    assert [entry.counter for entry in entries] == [0, 1, 2]
+    assert rest == spliced[-1]
+
+
 @pytest.mark.parametrize("text", ["", "7", "x:" + "0" * 64, "7:abc"])
 def test_a_noted_head_is_checked(text):
     with pytest.raises(DataError, match="counter:hash"):

@@ -11,6 +11,7 @@ spent is at least what was drawn:
 """
 
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +38,7 @@ Job = Callable[[NDArray[np.float32], ClientPlan], NoisedUpdate]
 """Trains from these weights by this plan; draws fresh randomness each time."""
 
 _ANSWER_OVERHEAD = 1 << 16
+_LOG = logging.getLogger(__name__)
 
 
 class Trainer(Protocol):
@@ -87,7 +89,8 @@ class Vault:
             return self._stored(known, digest)
         if request.round <= (last := self.ledger.book.last_round(request.run)):
             raise refusal(
-                RefusalCode.ROUND_ORDER, f"round={request.round} comes after round {last} of this run; rounds only grow"
+                RefusalCode.ROUND_ORDER,
+                f"round={request.round} comes too late: round {last} was served; rounds only grow",
             )
         check_plan(request, self.policy)
         rate = charged_rate(self.policy, request.sample_rate)
@@ -192,7 +195,8 @@ def _withheld(job: Job, weights: NDArray[np.float32], plan: ClientPlan) -> Noise
     """Train; of a failure nothing is told, since its text, and even its type, may depend on records."""
     try:
         return job(weights, plan)
-    except Exception:
+    except Exception as error:
+        _LOG.error("training failed with %s", type(error).__name__)  # the owner's eyes only, and no record in it
         raise refusal(
             RefusalCode.FAILED,
             "training failed; the details may depend on records and are withheld. The round stays charged",

@@ -73,15 +73,18 @@ class RoundRequest(_Message):
         return self
 
     @classmethod
-    def of_plan(cls, plan: ClientPlan, *, run: str, method: str, options: Mapping[str, Any] | None = None) -> Any:
-        """The request for a plan as the training loop makes it."""
+    def of_plan(
+        cls, plan: ClientPlan, *, run: str, method: str, options: Mapping[str, Any] | None = None
+    ) -> "RoundRequest":
+        """The request for a plan as the training loop makes it. Options of other methods concern the server alone."""
+        of_loss = PerturbationOptions.model_validate(options) if options and method == "pe_dpfl" else None
         return cls.model_validate(
             {
                 "run": run,
                 "round": plan.round,
                 "client": plan.client,
                 "method": method,
-                "options": PerturbationOptions.model_validate(options) if options else None,
+                "options": of_loss,
                 "steps": plan.steps,
                 "learning_rates": list(plan.learning_rates),
                 "sample_rate": plan.sample_rate,

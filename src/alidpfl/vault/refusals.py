@@ -63,7 +63,7 @@ class PlanRefusedError(VaultRefusedError):
 
 
 class BudgetSpentError(VaultRefusedError):
-    """The data set's privacy budget does not pay for it: this node has nothing more to give."""
+    """The data set's privacy budget does not pay for what was asked; less, or with more noise, it may still."""
 
 
 class ReplayRefusedError(VaultRefusedError):

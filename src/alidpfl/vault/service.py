@@ -1,6 +1,7 @@
 """HTTP over the Unix socket. What decides is in `custody`; here are sizes, waiting times and status codes."""
 
 import asyncio
+import logging
 import os
 import resource
 import signal
@@ -29,6 +30,7 @@ from alidpfl.vault.training import load_trainer
 _MOST_CONNECTIONS = 32
 _SECONDS_TO_SEND = 60.0
 _SECONDS_TO_FINISH = 30
+_LOG = logging.getLogger(__name__)
 
 
 class Service:
@@ -103,7 +105,8 @@ class Service:
             return await work
         except VaultRefusedError as error:
             code, message = error.code, str(error)
-        except Exception:  # a bug of ours: its text may quote a record
+        except Exception as error:  # a bug of ours: its text may quote a record
+            _LOG.error("failed with %s", type(error).__name__)
             code, message = RefusalCode.FAILED, "the vault failed; the details are withheld"
         return JSONResponse({"code": code.value, "message": message}, HTTP_STATUS[code])
 
@@ -119,11 +122,9 @@ def serve(
     """Verify, load the data, and serve until SIGTERM or Ctrl-C."""
     folder = VaultFolder(path=path)
     where = path / SOCKET if socket_path is None else socket_path
-    signal.signal(signal.SIGTERM, _stop)
-    os.umask(0o077)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold records and the noise's key
     with folder.lock():
         vault = open_vault(folder, known_head)
+        _keep_to_itself()
         with closing(vault.ledger), listening(where, group) as server:
             service = Service(vault, path)
             on_ready(vault, where)
@@ -161,6 +162,12 @@ def _settings(app: Starlette) -> uvicorn.Config:
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=_SECONDS_TO_FINISH,
     )
+
+
+def _keep_to_itself() -> None:
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold records and the noise's key
+    signal.signal(signal.SIGTERM, _stop)
 
 
 def _stop(number: int, frame: object) -> NoReturn:

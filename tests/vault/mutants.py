@@ -1,0 +1,246 @@
+"""Bugs that would let a vault be talked out of its budget; `tests/mutants.py` runs them."""
+
+CHAIN, CUSTODY, ENROLMENT, KILLS, SERVICE, TROUBLE, ACCOUNTS = (
+    f"tests/vault/test_{name}.py"
+    for name in ("chain", "custody", "enrolment", "kills", "service", "trouble", "accounts")
+)
+VAULT = "src/alidpfl/vault"
+
+VAULT_MUTANTS = (
+    (
+        "vault: the round is reserved after it was trained",
+        f"{VAULT}/custody.py",
+        (
+            "        number = self.ledger.reserve(self._reservation(request, steps, digest, rate))\n"
+            "        update = _withheld(job, messages.flat(weights, self.enrolment.shapes), request.plan(steps))\n"
+        ),
+        (
+            "        update = _withheld(job, messages.flat(weights, self.enrolment.shapes), request.plan(steps))\n"
+            "        number = self.ledger.reserve(self._reservation(request, steps, digest, rate))\n"
+        ),
+        KILLS,
+    ),
+    (
+        "vault: a changed replay is answered",
+        f"{VAULT}/custody.py",
+        "if book.reservations[number].request != digest:",
+        "if False:",
+        CUSTODY,
+    ),
+    (
+        "vault: a lost round is trained again under its charge",
+        f"{VAULT}/custody.py",
+        "        if known is not None:\n",
+        "        if known is not None and known in self.ledger.book.answers:\n",
+        f"{CUSTODY} {KILLS}",
+    ),
+    (
+        "vault: rounds may go back",
+        f"{VAULT}/custody.py",
+        "if request.round <= (last :=",
+        "if request.round < -1 + 0 * (last :=",
+        CUSTODY,
+    ),
+    (
+        "vault: an answer is sent before it is stored",
+        f"{VAULT}/custody.py",
+        "        self._answers.store(number, content)\n",
+        "",
+        CUSTODY,
+    ),
+    (
+        "vault: the disk is found full only after the charge",
+        f"{VAULT}/custody.py",
+        (
+            "        self._answers.take_room(4 * self.enrolment.num_params + _ANSWER_OVERHEAD)\n"
+            "        number = self.ledger.reserve(self._reservation(request, steps, digest, rate))\n"
+        ),
+        (
+            "        number = self.ledger.reserve(self._reservation(request, steps, digest, rate))\n"
+            "        self._answers.take_room(4 * self.enrolment.num_params + _ANSWER_OVERHEAD)\n"
+        ),
+        TROUBLE,
+    ),
+    (
+        "vault: why training failed is told",
+        f"{VAULT}/custody.py",
+        (
+            '"training failed; the details may depend on records and are withheld. The round stays charged",\n'
+            "        ) from None"
+        ),
+        ('f"training failed: {job(weights, plan)}",\n        ) from None'),
+        CUSTODY,
+    ),
+    (
+        "vault: less noise than the policy's is served",
+        f"{VAULT}/inspection.py",
+        "if not terms.min_noise_multiplier <= request.noise_multiplier <= 1e6:",
+        "if not 0 < request.noise_multiplier <= 1e6:",
+        f"{CUSTODY} {ACCOUNTS}",
+    ),
+    (
+        "vault: a higher sampling rate is served",
+        f"{VAULT}/inspection.py",
+        "<= request.sample_rate <= terms.sample_rate:",
+        "<= request.sample_rate <= 1:",
+        f"{CUSTODY} {ACCOUNTS}",
+    ),
+    (
+        "vault: un-noised signals leave without the owner's word",
+        f"{VAULT}/inspection.py",
+        'if "raw" in request.signals and UNACCOUNTED_SIGNALS not in policy.unsafe:',
+        "if False:",
+        CUSTODY,
+    ),
+    (
+        "vault: steps are not cut to a round's most",
+        f"{VAULT}/inspection.py",
+        "most = min(policy.limits.max_steps_per_round, affordable) if by_steps",
+        "most = affordable if by_steps",
+        CUSTODY,
+    ),
+    (
+        "vault: an update is charged as a sampled step",
+        f"{VAULT}/accounts.py",
+        ('    if policy.terms.release == "update":\n        return 1.0\n'),
+        "",
+        f"{CUSTODY} {ACCOUNTS}",
+    ),
+    (
+        "vault: the filter charges all noise alike",
+        f"{VAULT}/accounts.py",
+        "step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier, steps=units)",
+        "step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=4.0, steps=units)",
+        ACCOUNTS,
+    ),
+    (
+        "vault: planned steps with more noise are free",
+        f"{VAULT}/accounts.py",
+        ("        self.units += units\n        self._ledger.restore"),
+        (
+            "        self.units += units if noise_multiplier <= self._noise_multiplier else 0\n"
+            "        self._ledger.restore"
+        ),
+        ACCOUNTS,
+    ),
+    (
+        "vault: the ledger is forgotten at a restart",
+        f"{VAULT}/ledger.py",
+        ("        for entry in entries:\n            self.read(entry)\n"),
+        "        list(entries)\n",
+        CUSTODY,
+    ),
+    (
+        "vault: a ledger that was cut is served",
+        f"{VAULT}/chain.py",
+        "    if head.counter >= len(entries):",
+        "    if False:",
+        f"{CHAIN} {TROUBLE}",
+    ),
+    (
+        "vault: a ledger with another history is served",
+        f"{VAULT}/chain.py",
+        "    if entries[head.counter].hash != head.hash:",
+        "    if False:",
+        CHAIN,
+    ),
+    (
+        "vault: a damaged line ends the ledger",
+        f"{VAULT}/chain.py",
+        '    if rest and b"\\n" in rest[:-1]:',
+        "    if False:",
+        CHAIN,
+    ),
+    (
+        "vault: lines are not chained",
+        f"{VAULT}/chain.py",
+        "if (counter, previous) == expected else None",
+        "if counter == expected[0] else None",
+        CHAIN,
+    ),
+    (
+        "vault: lines are not sealed",
+        f"{VAULT}/chain.py",
+        ("    if seal != _SEAL.format(found).encode():\n        return None\n"),
+        "",
+        CHAIN,
+    ),
+    (
+        "vault: the reservation is not synced",
+        f"{VAULT}/chain.py",
+        ("            os.fsync(self._descriptor)\n            self._commit()\n        except"),
+        ("            self._commit()\n        except"),
+        CHAIN,
+    ),
+    (
+        "vault: heads do not follow the ledger",
+        f"{VAULT}/chain.py",
+        ("            os.fsync(self._descriptor)\n            self._commit()\n        except"),
+        ("            os.fsync(self._descriptor)\n        except"),
+        f"{CHAIN} {TROUBLE}",
+    ),
+    (
+        "vault: what a full disk left of a line stays",
+        f"{VAULT}/chain.py",
+        "                os.ftruncate(self._descriptor, self._size)\n",
+        "                pass\n",
+        CHAIN,
+    ),
+    (
+        "vault: noise is the same for equal rounds",
+        f"{VAULT}/training.py",
+        "            return RandomStream.secure()\n",
+        "            return RandomStream.seeded(0, plan.round)\n",
+        CUSTODY,
+    ),
+    (
+        "vault: other data are served under the old ledger",
+        f"{VAULT}/training.py",
+        "    if content_hash(records) != enrolment.data_sha256:",
+        "    if False:",
+        ENROLMENT,
+    ),
+    (
+        "vault: weights with NaN are trained on",
+        f"{VAULT}/messages.py",
+        "        if not np.isfinite(values).all():",
+        "        if False:",
+        CUSTODY,
+    ),
+    (
+        "vault: the hash of a request leaves the weights out",
+        f"{VAULT}/messages.py",
+        "        digest.update(np.ascontiguousarray(weights[name]).tobytes())\n",
+        "",
+        CUSTODY,
+    ),
+    (
+        "vault: terms may be changed",
+        f"{VAULT}/enrolment.py",
+        "        if changed:\n",
+        "        if False:\n",
+        ENROLMENT,
+    ),
+    (
+        "vault: anybody may connect",
+        f"{VAULT}/sockets.py",
+        "os.umask(0o777 - _OWNER_ONLY)",
+        "os.umask(0)",
+        SERVICE,
+    ),
+    (
+        "vault: two processes serve one ledger",
+        "src/alidpfl/store/lock.py",
+        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        TROUBLE,
+    ),
+    (
+        "vault: bodies of any size are read",
+        f"{VAULT}/service.py",
+        "if len(content) > most:",
+        "if False:",
+        SERVICE,
+    ),
+)
+"""Name, file, old text, new text, tests."""
