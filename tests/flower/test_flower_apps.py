@@ -124,6 +124,19 @@ def test_codes_are_there_and_back_and_flowers_own_are_told():
     assert code_of(Error(code=5)) == "flower-5"
 
 
+def test_what_a_node_says_cannot_write_on_the_servers_terminal():
+    clock = Clock()
+
+    def shouting(message, _context):
+        return Message(Error(code=1006, reason="\x1b[2J\nround 9: all is well" + "x" * 10_000), reply_to=message)
+
+    grid = FakeGrid(shouting, {NODE: {}}, {}, clock)
+    failure = GridLink(grid, clock=clock, sleep=clock.sleep).ask("train", {NODE: b""}, 5.0)[NODE]
+    assert failure.code == "budget"
+    assert failure.reason.isprintable()
+    assert len(failure.reason) <= 300
+
+
 def test_what_is_packed_is_unpacked():
     message = Message(packed(b"\x00bytes"), dst_node_id=1, message_type="train")
     assert unpacked(message) == b"\x00bytes"

@@ -84,6 +84,7 @@ def test_other_methods_too(tmp_path, method):
 LIES = {
     "NaN": ({}, lambda w: {name: np.full_like(values, np.nan) for name, values in w.items()}),
     "huge": ({}, lambda w: {name: np.full_like(values, 1e30) for name, values in w.items()}),
+    "too long": ({}, lambda w: w | {"more": np.zeros(1_000_000, np.float32)}),
     "wrong shape": ({}, lambda w: {name: values[:1] for name, values in w.items()}),
     "a name is missing": ({}, lambda w: dict(list(w.items())[:1])),
     "more records than enrolled": ({"num_records": 10**9}, None),
@@ -376,6 +377,12 @@ def test_bad_settings_are_refused_before_anybody_is_asked(tmp_path, change, mess
     with pytest.raises(ConfigError, match=message):
         run_over_nodes(link, {**run_config(tmp_path / "out"), **change})
     assert not link.asked
+
+
+def test_a_method_that_needs_public_data_is_refused_without_any(tmp_path):
+    settings = config(method__name="adap_dpfl", data__validation=0.1)
+    with pytest.raises(ConfigError, match="adap_dpfl looks at the loss on public data"):
+        run_over_nodes(fake_link(settings), run_config(tmp_path / "out", settings, evaluate=False))
 
 
 def test_a_lists_way_through_flowers_flat_table(tmp_path):

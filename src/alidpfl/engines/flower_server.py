@@ -84,8 +84,7 @@ def server_app(run: Callable[[Link, RunConfig], None]) -> ServerApp:
 
 def _opened(reply: Message) -> bytes | Failure:
     if reply.has_error():
-        # From a node that may lie: cut to what a log can bear.
-        reason = (reply.error.reason or "")[:_LONGEST_REASON].replace("\n", " ")
-        return Failure(code=code_of(reply.error), reason=reason)
+        told = (reply.error.reason or "")[:_LONGEST_REASON]  # by a node that may lie, for a log and a terminal
+        return Failure(code=code_of(reply.error), reason="".join(c if c.isprintable() else " " for c in told))
     content = unpacked(reply)
     return Failure(code="malformed", reason="the answer has no content") if content is None else content

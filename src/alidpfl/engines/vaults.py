@@ -66,6 +66,7 @@ class VaultEngine:
         self._ledger, self._evaluator, self._least_updates = ledger, evaluator, least_updates
         self._round_timeout, self._wait_for_nodes = round_timeout, wait_for_nodes
         self._clock, self._sleep = clock, sleep
+        self._most_bytes = 4 * sum(map(messages.num_values, shapes.values())) + messages.MOST_OVERHEAD
         self._failed_rounds = 0
 
     def close(self) -> None:
@@ -119,6 +120,8 @@ class VaultEngine:
     ) -> ClientUpdate | Failure:
         if isinstance(answer, Failure) or asked is None:
             return answer if isinstance(answer, Failure) else Failure(code="unasked", reason="it was not asked")
+        if len(answer) > self._most_bytes:
+            return Failure(code=RefusalCode.TOO_LARGE, reason=f"the answer has more than {self._most_bytes} bytes")
         try:
             told, trained = messages.decode_answer(answer)
         except VaultRefusedError as error:

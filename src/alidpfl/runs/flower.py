@@ -56,8 +56,8 @@ def run_over_nodes(link: Link, run_config: Mapping[str, Scalar]) -> Outcome:
 
 def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, directory: RunDirectory) -> Prepared:
     """Find the nodes, fix who is which client, and put the run together."""
-    _refuse_what_nodes_cannot(config)
     parts = make_parts(config)
+    _refuse_what_nodes_cannot(config, options, parts.method)
     dataset = load_data(config) if options.evaluate else None
     nodes, kept = _present(options, link, directory), directory.members()
     shape, classes = (dataset.input_shape, dataset.num_classes) if dataset else most_common_task(nodes)
@@ -172,7 +172,9 @@ def _terms_check(
     return reason
 
 
-def _refuse_what_nodes_cannot(config: Config) -> None:
+def _refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Method) -> None:
+    if method.needs_public_loss and not options.evaluate:
+        raise ConfigError(f"{method.name} looks at the loss on public data, which evaluate=false says the server lacks")
     for key in ("dropout_rate", "straggler_rate"):
         if getattr(config.federation, key):
             raise ConfigError(f"federation.{key} is for simulated failures; over nodes they come by themselves: set 0")
