@@ -61,18 +61,16 @@ def _make_app(loopback: Loopback, rounds: int) -> None:
 
 
 def _follow(loopback: Loopback, say: Callable[[str], None]) -> None:
-    """Tell what our own lines in the run's log say, until the run is over."""
-    shown, summary, end = 0, loopback.folder / "run" / "summary.json", time.monotonic() + _MOST_SECONDS
-    while True:
-        is_over = summary.exists() or not loopback.is_running("run") or time.monotonic() > end
+    """Tell what our own lines in the run's log say, until Flower has told the last of them."""
+    shown, end, is_over = 0, time.monotonic() + _MOST_SECONDS, False
+    while not is_over:
+        time.sleep(_POLL)
+        is_over = not loopback.is_running("run") or time.monotonic() > end
         lines = _lines(loopback)
         for line in lines[shown:]:
             say(f"  {line}")
         shown = len(lines)
-        if is_over:
-            break
-        time.sleep(_POLL)
-    if not summary.exists():
+    if not (loopback.folder / "run" / "summary.json").exists():
         log = loopback.log("run")
         raise LoopbackError(f"the run did not end as it should; the end of {log}:\n{tail(log)}")
 

@@ -4,8 +4,11 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from alidpfl.data import Dataset
 from alidpfl.engines.federation import Federation
@@ -17,19 +20,11 @@ from alidpfl.errors import ConfigError, NodesMissingError
 from alidpfl.federation.params import trained
 from alidpfl.methods import Method
 from alidpfl.privacy.capped import CappedLedger
-from alidpfl.runs.build import (
-    Parts,
-    Prepared,
-    build_model,
-    evaluation_data,
-    load_data,
-    make_parts,
-    make_settings,
-    uncovered_signals,
-)
+from alidpfl.runs.build import Parts, Prepared, build_model, make_parts, make_settings, uncovered_signals
 from alidpfl.runs.config import Config
 from alidpfl.runs.execute import Listener, Outcome, execute, resume
 from alidpfl.runs.flower_config import FlowerOptions, Scalar, from_run_config
+from alidpfl.runs.run_data import evaluation_data, load_data
 from alidpfl.store import RunDirectory
 from alidpfl.types import RoundRecord
 
@@ -60,36 +55,16 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
     _refuse_what_nodes_cannot(config, options, parts.method)
     dataset = load_data(config) if options.evaluate else None
     nodes, kept = _present(options, link, directory), directory.members()
-    shape, classes = (dataset.input_shape, dataset.num_classes) if dataset else most_common_task(nodes)
-    fitting = _fitting(nodes, _terms_check(config, parts, shape, classes), link.tell)
+    task = (dataset.input_shape, dataset.num_classes) if dataset else most_common_task(nodes)
+    model = build_model(config, *task)
+    fitting = _fitting(nodes, _terms_check(config, parts, _shapes(model)), link.tell)
     members = _clients(fitting, kept, options, link.tell)
     run = kept["run"] if kept else secrets.token_hex(8)
+    evaluator = None if dataset is None else _evaluator(config, dataset, model, parts.method)
+    way = _Way(link=link, run=run, members=members, evaluator=evaluator, options=options)
+    federation = _federation(config, parts, model, way)
+    # Last: a run that never began must not bind the next attempt to its nodes.
     directory.write_members({"run": run, "clients": [member.to_json() for member in members]})
-    model = build_model(config, shape, classes)
-    ledger = CappedLedger(parts.ledger)
-    engine = VaultEngine(
-        link=link,
-        members=members,
-        run=run,
-        method=config.method.name,
-        options=config.method.options if config.method.name == "pe_dpfl" else None,
-        shapes={name: tuple(values.shape) for name, values in trained(model).items()},
-        ledger=ledger,
-        evaluator=None if dataset is None else _evaluator(config, dataset, parts.method),
-        least_updates=parts.server_settings.least_updates,
-        round_timeout=options.round_timeout,
-        wait_for_nodes=options.wait_for_nodes,
-    )
-    federation = Federation(
-        model=model,
-        engine=engine,
-        sizes=[member.num_records for member in members],
-        method=parts.method,
-        policy=parts.policy,
-        ledger=ledger,
-        settings=make_settings(config, shows_private_data=False),
-        server_settings=parts.server_settings,
-    )
     return Prepared(
         dataset=dataset,
         federation=federation,
@@ -100,6 +75,48 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         randomness="seeded" if any(_SEEDED_NOISE in node.info.unsafe for node in fitting) else "secure",
         repeats_rounds=True,  # a vault keeps what it answered
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """How plans reach the clients of this run."""
+
+    link: Link
+    run: str
+    members: Sequence[Member]
+    evaluator: Simulation | None
+    options: FlowerOptions
+
+
+def _federation(config: Config, parts: Parts, model: nn.Module, way: _Way) -> Federation:
+    ledger = CappedLedger(parts.ledger)
+    engine = VaultEngine(
+        link=way.link,
+        members=way.members,
+        run=way.run,
+        method=config.method.name,
+        options=config.method.options if config.method.name == "pe_dpfl" else None,  # the others' losses have none
+        shapes=_shapes(model),
+        ledger=ledger,
+        evaluator=way.evaluator,
+        least_updates=parts.server_settings.least_updates,
+        round_timeout=way.options.round_timeout,
+        wait_for_nodes=way.options.wait_for_nodes,
+    )
+    return Federation(
+        model=model,
+        engine=engine,
+        sizes=[member.num_records for member in way.members],
+        method=parts.method,
+        policy=parts.policy,
+        ledger=ledger,
+        settings=make_settings(config, shows_private_data=False),
+        server_settings=parts.server_settings,
+    )
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(values.shape) for name, values in trained(model).items()}
 
 
 def _present(options: FlowerOptions, link: Link, directory: RunDirectory) -> list[Node]:
@@ -147,11 +164,8 @@ def _fitting(nodes: Iterable[Node], reason: Callable[[Node], str | None], tell: 
     return fitting
 
 
-def _terms_check(
-    config: Config, parts: Parts, input_shape: tuple[int, ...], num_classes: int
-) -> Callable[[Node], str | None]:
+def _terms_check(config: Config, parts: Parts, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[Node], str | None]:
     """Why a vault would refuse every round of this run: known before anybody is charged for one."""
-    shapes = {n: tuple(p.shape) for n, p in trained(build_model(config, input_shape, num_classes)).items()}
     rate, sigma, clip_norm = config.privacy.sample_rate, parts.noise_multiplier, config.method.clip_norm
 
     def reason(node: Node) -> str | None:
@@ -192,14 +206,13 @@ def _refuse_other_settings(config: Config, directory: RunDirectory) -> None:
             )
 
 
-def _evaluator(config: Config, dataset: Dataset, method: Method) -> Simulation:
+def _evaluator(config: Config, dataset: Dataset, model: nn.Module, method: Method) -> Simulation:
     data = SimulationData(
         inputs=dataset.train.inputs[:0],
         targets=dataset.train.targets[:0],
         clients=[],
         evaluation=evaluation_data(config, dataset),
     )
-    model = build_model(config, dataset.input_shape, dataset.num_classes)
     return Simulation(model=model, method=method, data=data, seed=0, processes=config.run.processes or 1)
 
 

@@ -11,10 +11,11 @@ from alidpfl.data import Dataset
 from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError
 from alidpfl.federation.params import trained
-from alidpfl.runs.build import build_model, load_data, simulation_data
+from alidpfl.runs.build import build_model
 from alidpfl.runs.config import Config
 from alidpfl.runs.config_file import parse_config
 from alidpfl.runs.flower_config import Scalar, from_run_config
+from alidpfl.runs.run_data import load_data, simulation_data
 from alidpfl.vault import messages
 from alidpfl.vault.messages import RoundAnswer
 from alidpfl.vault.training import RecordTrainer
