@@ -18,7 +18,7 @@ help: ## List the targets
 run: $(SET_UP) ## Train on the embedded default: ten clients, epsilon = 2, half a minute on two idle cores
 	@$(BIN)/alidpfl run $(ARGS)
 
-demo-flower: $(SET_UP_FLOWER) ## Watch a deployment on this machine: SuperLink, three nodes, three vaults, TLS; two minutes
+demo-flower: $(SET_UP_FLOWER) ## Watch a deployment on this machine: SuperLink, three nodes, three vaults, TLS; a few minutes
 	@$(BIN)/alidpfl flower demo $(ARGS)
 
 test: lint types contracts unit ## Lint, check types and import contracts, run the tests

@@ -215,7 +215,7 @@ def test_a_full_disk_is_said_and_leaves_the_old_file(run, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files.os, "replace", full)
-    with pytest.raises(DataError, match=r"summary\.json: the disk is full: free some space, then continue with --res"):
+    with pytest.raises(DataError, match=r"summary\.json: the disk is full: free some space, then go on"):
         run.write_summary({"accuracy": 2})
     assert run.summary() == {"accuracy": 1}
 

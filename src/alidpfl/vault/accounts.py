@@ -7,8 +7,8 @@ hold under that:
   and σ' >= σ reveals no more: more noise is post-processing, and sampling at q' is sampling at q whose outcome is
   thrown away with probability 1 - q'/q and replaced by the one without the record. So each step is dominated by one
   fixed pair of distributions, whatever came before, and so is their adaptive composition (Zhu, Dong & Wang 2022,
-  "Optimal accounting of differential privacy via characteristic function", theorem 10): any accountant applies, with a
-  number of steps fixed in advance. Steps that are never run cost nothing to have planned.
+  "Optimal accounting of differential privacy via characteristic function"): any accountant applies, with a number of
+  steps fixed in advance. Steps that are never run cost nothing to have planned.
 - **filter**: every step is charged at its own q and σ by a Rényi filter (Feldman & Zrnic 2020), whose order was fixed
   at enrolment. Looser at the least σ, better where σ begins well above it (Adap DP-FL).
 
