@@ -103,30 +103,10 @@ def rounds_done(app: Path) -> int:
     return len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
 
 
-def children(pid: int) -> dict[int, str]:
-    """Every process below this one, with its command line."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text().rpartition(")")[2].split()
-                parents[int(entry.name)] = (
-                    int(stat[1]),
-                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(),
-                )
-            except (OSError, ValueError):
-                continue
-    found, wave = {}, {pid}
-    while wave:
-        wave = {child for child, (parent, _) in parents.items() if parent in wave}
-        found |= {child: parents[child][1] for child in wave}
-    return found
-
-
 def server_app_pid(loopback: Loopback) -> int | None:
     """The ServerApp, which the SuperLink started."""
-    below = children(loopback.pid("superlink"))
-    return next((pid for pid, command in below.items() if "flwr-serverapp" in command), None)
+    below = loopback.below("superlink")
+    return next((process.pid for process in below if "flwr-serverapp" in process.command), None)
 
 
 def spent(loopback: Loopback, client: int) -> dict:

@@ -10,7 +10,7 @@ from alidpfl.engines.loopback import Loopback, tail
 from alidpfl.runs import execute
 from alidpfl.store import RunDirectory
 
-from .deployment import Reaper, app_folder, children, deployed, finished, rounds_done, spent, start_vault, trained
+from .deployment import Reaper, app_folder, deployed, finished, rounds_done, spent, start_vault, trained
 from .fakes import CLIENTS, config
 
 SETTINGS = config(federation__max_rounds=3)
@@ -115,7 +115,10 @@ def test_flowers_own_simulator_trains_the_same(tmp_path, simulated):
 def test_nothing_of_it_is_left_when_it_is_stopped(tmp_path):
     with Loopback(tmp_path, nodes=1) as loopback:
         loopback.start_superlink()
-        pids = [loopback.pid("superlink"), *children(loopback.pid("superlink"))]
+        loopback.start("deep", ["bash", "-c", "setsid sleep 600 & sleep 600"])  # a group of its own, as Flower's have
+        loopback.wait_until("deep", lambda: len(loopback.below("deep")) == 2)
+        pids = [loopback.pid("superlink")]
+        pids += [process.pid for name in ("superlink", "deep") for process in loopback.below(name)]
     assert not [pid for pid in pids if _is_alive(pid)]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from alidpfl.engines.certificates import AUTHORITY, CERTIFICATE, KEY, make_certificates
+from alidpfl.engines.processes import Process, descendants
 from alidpfl.errors import AliDpflError
 from alidpfl.vault.folder import SOCKET
 
@@ -105,21 +106,30 @@ class Loopback:
         """By SIGKILL, the process and what it started."""
         self._end(self._processes.pop(name), signal.SIGKILL)
 
+    def below(self, name: str) -> list[Process]:
+        """What a process started, and what that started."""
+        return descendants(self._processes[name].pid)
+
     def stop(self) -> None:
         """End all that were started, the last one first."""
-        for process in reversed(self._processes.values()):
-            _signal(process, signal.SIGTERM)
+        below = [process for name in self._processes for process in self.below(name)]
+        for running in reversed(self._processes.values()):
+            _signal(running, signal.SIGTERM)
         while self._processes:
-            _, process = self._processes.popitem()
-            self._end(process, None)
+            self._end(self._processes.popitem()[1], None)
+        for process in below:
+            process.kill()
 
     def _end(self, process: subprocess.Popen[bytes], number: signal.Signals | None) -> None:
+        below = descendants(process.pid)  # some have groups of their own, and notice only later that it is gone
         if number is not None:
             _signal(process, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_SECONDS_TO_STOP)
-        _signal(process, signal.SIGKILL)  # and whatever it left behind in its group
+        _signal(process, signal.SIGKILL)
         process.wait()
+        for left in below:
+            left.kill()
 
     def wait_until(self, name: str, is_ready: Callable[[], bool], seconds: float = _SECONDS_TO_START) -> None:
         """Until the process is ready; an error with the end of its log if it dies or takes too long."""
