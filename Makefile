@@ -7,14 +7,19 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SET_UP := $(VENV)/.set-up
 SET_UP_BENCH := $(VENV)/.set-up-bench
+SET_UP_FLOWER := $(VENV)/.set-up-flower
 
-.PHONY: help run test lint types contracts unit test-slow mutants bench bench-round bench-accounting docs format clean
+.PHONY: help run demo-flower test lint types contracts unit test-slow nightly mutants bench bench-round bench-accounting \
+	bench-flower docs format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
 run: $(SET_UP) ## Train on the embedded default: ten clients, epsilon = 2, half a minute on two idle cores
 	@$(BIN)/alidpfl run $(ARGS)
+
+demo-flower: $(SET_UP_FLOWER) ## Watch a deployment on this machine: SuperLink, three nodes, three vaults, TLS; a few minutes
+	@$(BIN)/alidpfl flower demo $(ARGS)
 
 test: lint types contracts unit ## Lint, check types and import contracts, run the tests
 
@@ -34,6 +39,9 @@ unit: $(SET_UP) ## pytest without the slow tests
 test-slow: $(SET_UP) ## The tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
+nightly: $(SET_UP_FLOWER) ## 200 kills of vaults, SuperNodes and the ServerApp, and 200 of a vault alone; hours
+	ALIDPFL_KILLS=200 $(BIN)/python -m pytest -m slow tests/flower/test_kills.py tests/vault/test_kills.py
+
 mutants: $(SET_UP) ## Break the code on purpose, one bug at a time; each must turn a test red
 	$(BIN)/python tests/mutants.py
 
@@ -47,6 +55,9 @@ bench-round: $(SET_UP_BENCH) ## Measure only the federated round
 
 bench-accounting: $(SET_UP) ## Measure only the accountants
 	$(BIN)/python -m benchmarks.accounting
+
+bench-flower: $(SET_UP_FLOWER) ## Measure what a round of a deployment costs beside the training
+	$(BIN)/python -m benchmarks.flower
 
 docs: $(SET_UP) ## Write docs/configuration.md anew
 	$(BIN)/python -m alidpfl.runs.reference > docs/configuration.md
@@ -67,4 +78,8 @@ $(SET_UP): pyproject.toml setup.py constraints.txt src/alidpfl/dpsgd/_native.c
 
 $(SET_UP_BENCH): $(SET_UP)
 	$(PIP_INSTALL) -e '.[dev,bench]'
+	@touch $@
+
+$(SET_UP_FLOWER): $(SET_UP)
+	$(PIP_INSTALL) -e '.[dev,flower]'
 	@touch $@

@@ -53,7 +53,7 @@ def ours(accountant: str) -> Round:
     inputs, targets = made_up_data()
     method = make_method("fedavg_dp", clip_norm=CLIP_NORM, noise_multiplier=NOISE_MULTIPLIER)
     budget = PrivacyBudget(epsilon=8.0, delta=1e-5)
-    federation = Federation(
+    federation = Federation.simulated(
         model=initial_model(),
         data=SimulationData(
             inputs=inputs, targets=targets, clients=list(torch.arange(len(inputs)).split(RECORDS)), evaluation={}

@@ -107,7 +107,7 @@ def federate(
     if method.needs_public_loss and public is None:
         raise ConfigError(f"{method.name} looks at the loss on public data: pass public=(inputs, classes)")
     data = _data(clients, test, public)
-    federation = Federation(
+    federation = Federation.simulated(
         model=model,
         data=data,
         method=method,

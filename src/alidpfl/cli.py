@@ -13,6 +13,7 @@ from rich.table import Table
 
 from alidpfl._version import __version__
 from alidpfl.cli_data import data_app
+from alidpfl.cli_flower import flower_app
 from alidpfl.cli_plan import plan
 from alidpfl.cli_report import report
 from alidpfl.cli_reproduce import reproduce, tables
@@ -163,6 +164,7 @@ app.command()(reproduce)
 app.command()(tables)
 app.add_typer(data_app, name="data")
 app.add_typer(vault_app, name="vault")
+app.add_typer(flower_app, name="flower")
 
 
 def main() -> None:

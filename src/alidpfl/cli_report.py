@@ -71,8 +71,8 @@ def _results(path: Path) -> "tuple[list[ResultTable], list[ResultChart]]":
 
 def _splits(runs: "list[RunSnapshot]") -> "list[Split]":
     """Who holds what, of data that are public anyway; of private data it would be a leak."""
-    from alidpfl.runs.build import public_split
     from alidpfl.runs.config_file import parse_config
+    from alidpfl.runs.public import public_split
     from alidpfl.views.report_page import Split
 
     found: dict[str, Split] = {}

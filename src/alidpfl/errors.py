@@ -23,3 +23,7 @@ class UnsupportedModelError(AliDpflError):
 
 class DataError(AliDpflError):
     """Data do not have the form that the model or the loader needs. The message never quotes a data value."""
+
+
+class NodesMissingError(AliDpflError):
+    """Too few nodes of a deployment are there or answer; the run can go on once they do."""

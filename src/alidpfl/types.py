@@ -80,6 +80,8 @@ class ClientUpdate:
     gradient_norm: float | None = None
     """De-biased mean norm of the noised gradients of this round: Adap DP-FL's signal."""
     raw: RawSignals | None = None
+    steps: int | None = None
+    """Local steps that were run, where the client's own policy cut its plan; None: all of them."""
 
 
 class StopReason(StrEnum):

@@ -71,7 +71,7 @@ def federation(
 ) -> Federation:
     method_name, options, policy = METHODS[name]
     method = make_method(method_name, clip_norm=1.0, noise_multiplier=NOISE, **options)
-    return Federation(
+    return Federation.simulated(
         model=linear() if model is None else model,
         data=made_data() if data is None else data,
         method=method,

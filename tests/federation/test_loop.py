@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -80,6 +81,21 @@ def test_clients_are_charged_before_they_are_asked():
         training.step()
     assert [training._ledger.steps_spent(client) for client in range(4)] == [training._ledger.steps_spent(0)] * 4
     assert training._ledger.steps_spent(0) >= 1
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(None, True), (1, False)])
+def test_a_round_that_a_client_cut_short_is_not_averaged_into_one_gradient(steps, kept):
+    class Cutting(FakeEngine):
+        def train(self, params, plans):
+            first, *others = super().train(params, plans)
+            return [replace(first, steps=steps), *others]
+
+    training = make_training(engine=Cutting(), policy="ali")
+    record = training.step()
+    assert record.local_steps > 1
+    assert record.aggregated
+    assert ("mean_gradient" in training.state()[0]) == kept  # step sizes differ: no common divisor
+    assert training._ledger.steps_spent(0) == record.local_steps  # charged as asked
 
 
 def test_a_forfeited_round_is_charged_and_not_run():

@@ -16,7 +16,7 @@ from alidpfl.errors import AliDpflError, BudgetExceededError, ConfigError
 from alidpfl.federation.loop import Training
 from alidpfl.models import linear
 from alidpfl.privacy import PrivacyBudget, SampledGaussian, epsilon, max_steps, noise_multiplier_for
-from alidpfl.runs import build
+from alidpfl.runs import run_data
 from alidpfl.runs.build import prepare
 
 from .command import ADAP, config
@@ -226,7 +226,7 @@ def test_validation_never_touches_the_test_set(tmp_path, monkeypatch):
                 data.test.inputs.fill_(math.nan)
             return data
 
-        monkeypatch.setattr(build, "load", loaded)
+        monkeypatch.setattr(run_data, "load", loaded)
         for part in ("validation", "test"):
             out = tmp_path / f"{part}-{poisoned}"
             outcome = execute(config(data__validation=0.2, run__evaluate_on=part), out)
@@ -308,7 +308,7 @@ def test_absurd_numbers_are_refused(changes):
 
 
 def test_a_budget_that_pays_for_nothing_is_refused_before_data_are_loaded(monkeypatch, tmp_path):
-    monkeypatch.setattr(build, "load", lambda *_names, **_options: pytest.fail("loaded"))
+    monkeypatch.setattr(run_data, "load", lambda *_names, **_options: pytest.fail("loaded"))
     with pytest.raises(BudgetExceededError, match="does not pay for one step"):
         execute(config(privacy__noise_multiplier=0.1), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,1 +1,1 @@
-"""How a round's plans reach the clients: in this process, or in several on one machine."""
+"""How a round's plans reach the clients: in processes on one machine, or over nodes with vaults."""

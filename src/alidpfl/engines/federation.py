@@ -1,9 +1,10 @@
-"""A simulated federation, whole: engine, loop and model in one object to step through, from a notebook or a run."""
+"""A federation, whole: engine, loop and model in one object to step through, from a notebook or a run."""
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,11 @@ from alidpfl.federation.loop import Training
 from alidpfl.federation.params import flatten, load, trained
 from alidpfl.federation.process import one_thread
 from alidpfl.federation.server import ServerSettings
-from alidpfl.federation.settings import Evaluation, FederationSettings, Part
+from alidpfl.federation.settings import Engine, Evaluation, FederationSettings, Part
 from alidpfl.methods import Method
 from alidpfl.policies import Policy
 from alidpfl.privacy import FilteredLedger, Ledger, PlannedLedger, PrivacyBudget
-from alidpfl.types import ClientId, RoundRecord, StopReason
+from alidpfl.types import ClientId, ClientPlan, RoundRecord, StopReason
 
 
 def ledger_for(
@@ -32,14 +33,51 @@ def ledger_for(
     return PlannedLedger(budget, rate, noise_multiplier, accountant=accountant)
 
 
+class ClosableEngine(Engine, Protocol):
+    """An engine that holds processes or connections."""
+
+    def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
+        """About how long training these plans takes; 0 where only the first round can tell."""
+
+    def close(self) -> None:
+        """Let go of them."""
+
+
 class Federation:
-    """Clients, server and accounts on one machine. A context manager: leaving it ends the worker processes.
+    """Clients, server and accounts. A context manager: leaving it ends what the engine started.
 
     Iterate over it for all rounds, or call `step` for one.
     """
 
     def __init__(
         self,
+        *,
+        model: nn.Module,
+        engine: ClosableEngine,
+        sizes: Sequence[int],
+        method: Method,
+        policy: Policy,
+        ledger: Ledger,
+        settings: FederationSettings,
+        server_settings: ServerSettings | None = None,
+    ) -> None:
+        """Put the parts together; see `simulated` for clients on this machine, `alidpfl.federate` for the short way."""
+        self._model = copy.deepcopy(model)
+        self._engine = engine
+        self.training = Training(
+            engine=engine,
+            method=method,
+            policy=policy,
+            ledger=ledger,
+            sizes=sizes,
+            initial=flatten(trained(model)),
+            settings=settings,
+            server_settings=server_settings,
+        )
+
+    @classmethod
+    def simulated(
+        cls,
         *,
         model: nn.Module,
         data: SimulationData,
@@ -51,17 +89,15 @@ class Federation:
         seed: int | None = None,
         processes: int | None = None,
         device: str = "cpu",
-    ) -> None:
-        """Put the parts together; see `alidpfl.federate` for the short way. `seed` None: secure randomness."""
-        self._model = copy.deepcopy(model)
-        self._engine = Simulation(model=model, method=method, data=data, seed=seed, processes=processes, device=device)
-        self.training = Training(
-            engine=self._engine,
+    ) -> "Federation":
+        """All clients on this machine. `seed` None: secure randomness."""
+        return cls(
+            model=model,
+            engine=Simulation(model=model, method=method, data=data, seed=seed, processes=processes, device=device),
+            sizes=[len(rows) for rows in data.clients],
             method=method,
             policy=policy,
             ledger=ledger,
-            sizes=[len(rows) for rows in data.clients],
-            initial=flatten(trained(model)),
             settings=settings,
             server_settings=server_settings,
         )

@@ -1,6 +1,5 @@
 """THE loop: plan, charge, dispatch, inspect, aggregate, observe, record. `Training.step` is one round of it."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -81,10 +80,11 @@ class Training:
         decision, plans = self._planner.plan(self.progress, self._observed)
         self._charge(plans)  # before dispatch: what is asked for counts as spent, whatever comes back
         updates = self._dispatch(plans)
-        accepted, rejected = self._inspect(updates, plans)
-        aggregated = len(accepted) >= max(1, math.ceil(self._server_settings.quorum * len(plans)))
+        done = _as_done(plans, updates)
+        accepted, rejected = self._inspect(updates, done)
+        aggregated = len(accepted) >= self._server_settings.least_updates(len(plans))
         if aggregated:
-            self._aggregate(accepted, plans)
+            self._aggregate(accepted, done)
         self._advance(plans, len(updates))
         record = self._record(decision, plans, updates, rejected, aggregated)
         self.stop_reason = self._reason_to_stop()
@@ -255,3 +255,12 @@ class Training:
             raw_heterogeneity=raw_heterogeneity,
         )
         self.server = ServerState.restored(tensors, values["num_averaged"])
+
+
+def _as_done(plans: Sequence[ClientPlan], updates: Sequence[ClientUpdate]) -> list[ClientPlan]:
+    """The plans as they were carried out: a client's own policy may have cut its steps. What was charged stays so."""
+    run = {update.client: update.steps for update in updates if update.steps is not None}
+    return [
+        replace(plan, learning_rates=plan.learning_rates[: max(1, run[plan.client])]) if plan.client in run else plan
+        for plan in plans
+    ]

@@ -33,6 +33,10 @@ class ServerSettings:
         for name in ("quorum", "max_client_weight"):
             checks.real(name, getattr(self, name), above=0, high=1, rule="must be in (0, 1]")
 
+    def least_updates(self, num_clients: int) -> int:
+        """How many updates of a round of `num_clients` make a quorum."""
+        return max(1, math.ceil(self.quorum * num_clients))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState:

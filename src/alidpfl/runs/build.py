@@ -4,26 +4,24 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from alidpfl.data import Dataset, held_out_rows, load
-from alidpfl.data.partition import label_counts, small_clients
-from alidpfl.data.split import client_rows
+from alidpfl.data import Dataset
+from alidpfl.data.partition import small_clients
 from alidpfl.engines.federation import Federation, ledger_for
 from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError
 from alidpfl.federation.server import ServerSettings
-from alidpfl.federation.settings import FederationSettings, Part
+from alidpfl.federation.settings import FederationSettings
 from alidpfl.inputs.lookup import named
 from alidpfl.methods import METHODS, Method, make_method
 from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
-from alidpfl.privacy import PrivacyBudget, noise_multiplier_for
+from alidpfl.privacy import Ledger, PrivacyBudget, noise_multiplier_for
 from alidpfl.runs.config import Config, DataSection, ModelSection
+from alidpfl.runs.run_data import load_data, simulation_data
 
 # Settings of their own, or parts of the method: a configuration must not have un-noised signals sent, say.
 _NOT_OPTIONS = frozenset(
@@ -33,10 +31,22 @@ _STEPS_A_ROUND = 2  # that a policy may share out, where nothing was wished for
 
 
 @dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What follows from the configuration alone: no data are needed for it."""
+
+    noise_multiplier: float
+    method: Method
+    policy: Policy
+    ledger: Ledger
+    server_settings: ServerSettings
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """All that a run needs."""
 
-    dataset: Dataset
+    dataset: Dataset | None
+    """None where a deployment's server has none to look at."""
     federation: Federation
     noise_multiplier: float
     clients: str
@@ -44,76 +54,64 @@ class Prepared:
     uncovered: tuple[str, ...]
     """What no ε of this run covers."""
     warnings: tuple[str, ...]
+    randomness: str
+    """Of batches and noise: "seeded" or "secure"."""
+    repeats_rounds: bool
+    """True if a lost round can be asked for again and is the same: nothing new is released then."""
+
+
+def make_parts(config: Config) -> Parts:
+    """Fails early: no data are loaded for a budget that pays for nothing."""
+    check_choices(config)
+    noise_multiplier = _noise_multiplier(config)
+    method, privacy = _method(config, noise_multiplier), config.privacy
+    budget = PrivacyBudget(epsilon=privacy.epsilon, delta=privacy.delta)
+    return Parts(
+        noise_multiplier=noise_multiplier,
+        method=method,
+        policy=_policy(config),
+        ledger=ledger_for(method, budget, privacy.sample_rate, noise_multiplier, privacy.accountant),
+        server_settings=_server_settings(config),
+    )
 
 
 def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None = None) -> Prepared:
-    """Everything but the training. Fails early: no data are loaded for a budget that pays for nothing."""
-    _check_choices(config)
-    noise_multiplier = _noise_multiplier(config)
-    method, policy = _method(config, noise_multiplier), _policy(config)
-    budget = PrivacyBudget(epsilon=config.privacy.epsilon, delta=config.privacy.delta)
-    ledger = ledger_for(method, budget, config.privacy.sample_rate, noise_multiplier, config.privacy.accountant)
-    dataset = _dataset(config, on_progress)
-    data = _simulation_data(config, dataset, method)
+    """Everything but the training of a simulated run."""
+    parts = make_parts(config)
+    dataset = load_data(config, on_progress)
+    data = simulation_data(config, dataset)
     shown = _shown(config, dataset)
-    federation = Federation(
-        model=_model(config, dataset),
+    is_seeded = config.run.randomness == "seeded"
+    federation = Federation.simulated(
+        model=build_model(config, dataset.input_shape, dataset.num_classes),
         data=data,
-        method=method,
-        policy=policy,
-        ledger=ledger,
-        settings=_settings(config, shows_private_data=bool(shown)),
-        server_settings=_server_settings(config),
-        seed=config.run.seed if config.run.randomness == "seeded" else None,
+        method=parts.method,
+        policy=parts.policy,
+        ledger=parts.ledger,
+        settings=make_settings(config, shows_private_data=bool(shown)),
+        server_settings=parts.server_settings,
+        seed=config.run.seed if is_seeded else None,
         processes=config.run.processes,
         device=_device(config),
     )
     return Prepared(
         dataset=dataset,
         federation=federation,
-        noise_multiplier=noise_multiplier,
+        noise_multiplier=parts.noise_multiplier,
         clients=_fingerprint(data),
-        uncovered=(*shown, *(["un-noised signals of the clients"] if policy.needs_raw_signals else [])),
+        uncovered=(*shown, *uncovered_signals(parts.policy)),
         warnings=_warnings(config, data.clients),
+        randomness=config.run.randomness,
+        repeats_rounds=is_seeded,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublicFacts:
-    """What is known about a run before it, and is no secret: sizes, not records."""
-
-    clients: int
-    samples: int
-    num_params: int
-    accountant: str
+def uncovered_signals(policy: Policy) -> tuple[str, ...]:
+    """What a policy has clients show without noise."""
+    return ("un-noised signals of the clients",) if policy.needs_raw_signals else ()
 
 
-def public_facts(config: Config, *, on_progress: Callable[[str, float], None] | None = None) -> PublicFacts:
-    """For the planner."""
-    _check_choices(config)
-    dataset = _dataset(config, on_progress)
-    private, _ = held_out_rows(len(dataset.train), config.data.validation, config.run.seed)
-    clients = _clients(config, dataset, private)
-    return PublicFacts(
-        clients=len(clients),
-        samples=sum(len(rows) for rows in clients),
-        num_params=sum(parameter.numel() for parameter in _model(config, dataset).parameters()),
-        accountant=_accountant(config),
-    )
-
-
-def public_split(config: Config) -> list[list[int]] | None:
-    """Records of each class at each client, for data that are public anyway; None for users' own."""
-    if config.data.name == "npz":
-        return None
-    dataset = _dataset(config, None)
-    private, _ = held_out_rows(len(dataset.train), config.data.validation, config.run.seed)
-    parts = [rows.numpy() for rows in _clients(config, dataset, private)]
-    counts = label_counts(dataset.train.targets.numpy(), parts, dataset.num_classes)
-    return [[int(count) for count in row] for row in counts.T]
-
-
-def _check_choices(config: Config) -> None:
+def check_choices(config: Config) -> None:
     """Refuse settings that the chosen data set or model would not read: they were meant to do something."""
     data, model = config.data, config.model
     read_by = (
@@ -143,10 +141,10 @@ def _noise_multiplier(config: Config) -> float:
     if config.method.options.get("variant") == "output":  # charged by the round, over all records
         steps, rate = config.federation.max_rounds, 1.0
     budget = PrivacyBudget(epsilon=privacy.epsilon, delta=privacy.delta)
-    return noise_multiplier_for(budget, rate, steps, accountant=_accountant(config))
+    return noise_multiplier_for(budget, rate, steps, accountant=accountant_of(config))
 
 
-def _accountant(config: Config) -> str:
+def accountant_of(config: Config) -> str:
     """The one that has the last word: noise that depends on outputs needs a Rényi filter."""
     return "rdp" if config.method.name == "adap_dpfl" else config.privacy.accountant
 
@@ -180,62 +178,14 @@ def _method(config: Config, noise_multiplier: float) -> Method:
     return method
 
 
-def _dataset(config: Config, on_progress: Callable[[str, float], None] | None) -> Dataset:
-    data = config.data
-    options: dict[str, Any] = {}
-    if data.name == "synthetic":
-        options = {"clients": data.clients, "alpha": data.alpha, "beta": data.beta}
-    elif data.name == "npz" and data.num_classes is not None:
-        options = {"num_classes": data.num_classes}
-    return load(
-        data.name,
-        data_dir=Path(data.data_dir) if data.data_dir else None,
-        seed=config.run.seed if data.name in ("synthetic", "npz") else 0,
-        pixel_range=data.pixel_range,
-        on_progress=on_progress,
-        **options,
-    )
-
-
-def _simulation_data(config: Config, dataset: Dataset, method: Method) -> SimulationData:
-    train, test = dataset.train, dataset.test
-    private, public = held_out_rows(len(train), config.data.validation, config.run.seed)
-    evaluation: dict[Part, tuple[Tensor, Tensor]] = {}
-    if len(public):
-        evaluation["validation"] = (train.inputs[public], train.targets[public])
-    if config.run.evaluate_on == "test":
-        evaluation["test"] = (test.inputs, test.targets)
-    elif not len(public):
-        raise ConfigError('run.evaluate_on="validation" needs data.validation, such as 0.1')
-    else:  # the loop's look is then at the held-out part, and the test set is not even loaded into it
-        evaluation["test"] = evaluation["validation"]
-    return SimulationData(
-        inputs=train.inputs, targets=train.targets, clients=_clients(config, dataset, private), evaluation=evaluation
-    )
-
-
-def _clients(config: Config, dataset: Dataset, private: Tensor) -> list[Tensor]:
-    """Rows of each client, among those that are not held out."""
-    data, files = config.data, len(dataset.natural_clients or ())
-    if data.name == "npz" and "clients" in data.model_fields_set and data.clients != files:
-        raise ConfigError(f"data.clients={data.clients}: there are {files}, one a file; leave it out")
-    return client_rows(
-        dataset,
-        config.partition,
-        clients=config.data.clients,
-        dirichlet_beta=config.data.dirichlet_beta,
-        seed=config.run.seed,
-        min_samples=config.data.min_samples,
-        among=private,
-    )
-
-
-def _model(config: Config, dataset: Dataset) -> nn.Module:
+def build_model(config: Config, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """With its first weights."""
     name, hidden = config.model.name, config.model.hidden
-    return make_model(name, dataset.input_shape, dataset.num_classes, hidden=hidden, seed=config.run.seed)
+    return make_model(name, input_shape, num_classes, hidden=hidden, seed=config.run.seed)
 
 
-def _settings(config: Config, *, shows_private_data: bool) -> FederationSettings:
+def make_settings(config: Config, *, shows_private_data: bool) -> FederationSettings:
+    """Rounds, limits and step sizes."""
     federation, method = config.federation, config.method
     return FederationSettings(
         max_rounds=federation.max_rounds,

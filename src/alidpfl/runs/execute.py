@@ -56,13 +56,28 @@ class Listener:
     on_round: Callable[[RoundRecord, float], None] = lambda _record, _seconds: None
 
 
-def execute(config: Config, out: str | Path, *, listener: Listener | None = None, tensorboard: bool = False) -> Outcome:
+Preparation = Callable[[Config, RunDirectory, Listener], Prepared]
+"""Puts a run together: on this machine, or over nodes elsewhere, whom the directory remembers."""
+
+
+def _simulated(config: Config, directory: RunDirectory, listener: Listener) -> Prepared:
+    return prepare(config, on_progress=listener.on_loading)
+
+
+def execute(
+    config: Config,
+    out: str | Path,
+    *,
+    listener: Listener | None = None,
+    tensorboard: bool = False,
+    preparation: Preparation = _simulated,
+) -> Outcome:
     """A new run into the directory `out`, which must not hold one already."""
     listener = listener or Listener()
     directory = RunDirectory.create(out)  # first: a folder that cannot be used is known before the data are loaded
     with directory.lock():
         with _removed_if_refused(directory):
-            prepared = prepare(config, on_progress=listener.on_loading)
+            prepared = preparation(config, directory, listener)
             prepared.federation.check_time_limit()
         seed = config.run.seed if config.run.randomness == "seeded" else None
         directory.write_environment(describe_environment(seed=seed) | {"uncovered": list(prepared.uncovered)})
@@ -71,12 +86,19 @@ def execute(config: Config, out: str | Path, *, listener: Listener | None = None
         return _train(config, prepared, directory, listener, tensorboard)
 
 
-def resume(out: str | Path, *, listener: Listener | None = None, tensorboard: bool = False) -> Outcome:
+def resume(
+    out: str | Path,
+    *,
+    listener: Listener | None = None,
+    tensorboard: bool = False,
+    preparation: Preparation = _simulated,
+) -> Outcome:
     """Go on with a run that was killed or interrupted; of one that is done, only the outcome.
 
     The end is the same as if it had never stopped: the checkpoint holds all that the next round depends on, and a round
-    that was lost is run again with the same randomness. With secure randomness it cannot be: the lost round may have
-    shown something, so that it stays charged, and the next has noise of its own.
+    that was lost is run again with the same randomness, or answered by vaults as before. With secure randomness on this
+    machine it cannot be: the lost round may have shown something, so that it stays charged, and the next has noise of
+    its own.
     """
     listener = listener or Listener()
     directory = RunDirectory.open(out)
@@ -84,13 +106,13 @@ def resume(out: str | Path, *, listener: Listener | None = None, tensorboard: bo
     with directory.lock():
         if (summary := directory.summary()) is not None:
             return Outcome(**summary)
-        prepared = prepare(config, on_progress=listener.on_loading)
+        prepared = preparation(config, directory, listener)
         checkpoint = directory.read_checkpoint()
         _check_resumable(config, prepared, directory, checkpoint)
         directory.truncate_to(checkpoint.state if checkpoint else None)
         if checkpoint is not None:
             prepared.federation.training.restore(checkpoint.tensors, checkpoint.state)
-        if config.run.randomness == "secure":
+        if not prepared.repeats_rounds:
             prepared.federation.training.forfeit_round()
             _checkpoint(directory, config, prepared)  # the next attempt may be lost as well
         return _train(config, prepared, directory, listener, tensorboard)
@@ -165,7 +187,7 @@ def _check_resumable(
             f"{directory.path} has {written} rounds but no checkpoint: what was spent is unknown; put "
             "checkpoint.safetensors back, or start a new run and count this one's epsilon as spent"
         )
-    if config.run.randomness == "secure" and written > checkpoint.state["progress"]["round"] + 1:
+    if not prepared.repeats_rounds and written > checkpoint.state["progress"]["round"] + 1:
         raise DataError(
             f"{directory.path} has {written} rounds, its checkpoint is older: they would be released again with other "
             "noise; put the newest checkpoint back"
@@ -193,10 +215,10 @@ def _outcome(config: Config, prepared: Prepared, directory: RunDirectory, last: 
         seconds=training.progress.seconds,
         out=str(directory.path),
         covers_everything=training.covers_everything,
-        is_synthetic=prepared.dataset.is_synthetic,
+        is_synthetic=prepared.dataset is not None and prepared.dataset.is_synthetic,
         noise_multiplier=prepared.noise_multiplier,
         client_epsilon={str(client): value for client, value in epsilons.items()},
-        randomness=config.run.randomness,
+        randomness=prepared.randomness,
         uncovered=list(prepared.uncovered),
     )
 

@@ -6,8 +6,8 @@ from alidpfl.errors import ConfigError
 from alidpfl.planner import Setting, Wishes, best_of, pareto_front
 from alidpfl.planner.search import exactly
 from alidpfl.planner.wishes import possible_rounds
-from alidpfl.runs.build import public_facts
 from alidpfl.runs.config import Config
+from alidpfl.runs.public import public_facts
 
 
 def planned(

@@ -29,7 +29,7 @@ from alidpfl.types import RoundRecord
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LOCK = "lock"
+_LOCK, _MEMBERS = "lock", "members.json"
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,14 @@ class RunDirectory:
     def environment(self) -> dict[str, Any] | None:
         """What `write_environment` wrote; None before."""
         return files.read_json_object(self.path / "environment.json")
+
+    def write_members(self, members: Mapping[str, Any]) -> None:
+        """Who takes part in a run over nodes, and the run's name there. Before the first question is sent."""
+        files.write_atomically(self.path / _MEMBERS, files.json_document(dict(members)))
+
+    def members(self) -> dict[str, Any] | None:
+        """What `write_members` wrote; None before, and for a run on one machine."""
+        return files.read_json_object(self.path / _MEMBERS)
 
     # Rounds
 
@@ -207,6 +215,6 @@ def _line(values: Mapping[str, Any]) -> bytes:
 
 def _is_left_by_a_killed_start(name: str) -> bool:
     """Without config.toml, these files are all that an attempt which died at once can have left."""
-    return name in {_LOCK, "environment.json", "checkpoint.safetensors"} or (
+    return name in {_LOCK, _MEMBERS, "environment.json", "checkpoint.safetensors"} or (
         name.startswith(".") and name.endswith(".tmp")
     )

@@ -1,0 +1,113 @@
+"""`alidpfl flower`: what a deployment on Flower needs. Parse, call, print."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from alidpfl.errors import ConfigError
+
+flower_app = typer.Typer(no_args_is_help=True, help="Train over nodes with Flower; docs/deploy.md is the guide.")
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+]
+
+
+@flower_app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder to make: what `flwr run` takes.")],
+    *,
+    config: Annotated[Path | None, typer.Option(help="TOML file as for `alidpfl run`.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run on the server; by default runs/ + name.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes to wait for; by default data.clients.")] = None,
+    simulation: Annotated[
+        bool, typer.Option("--simulation", help="For Flower's simulator: no vaults, seeded, data.name split.")
+    ] = False,
+    no_evaluation: Annotated[
+        bool, typer.Option("--no-evaluation", help="The server has no public test data to look at.")
+    ] = False,
+) -> None:
+    """Write the app folder of a run: its settings, and which parts of the installed package run it.
+
+    Example: alidpfl flower init hospital-run --config run.toml --nodes 3 && flwr run hospital-run my-superlink
+    """
+    from alidpfl.runs import load_config
+    from alidpfl.runs.flower_config import FlowerOptions
+    from alidpfl.runs.flower_folder import write_app_folder
+
+    settings = load_config(config, overrides or [])
+    options = FlowerOptions(
+        out=str((out or Path("runs") / folder.name).absolute()),
+        nodes=settings.data.clients if nodes is None else nodes,
+        simulation=simulation,
+        evaluate=not no_evaluation,
+    )
+    path = write_app_folder(folder, settings, options)
+    typer.echo(f"wrote {path}; the run will be kept in {options.out}. Next: flwr run {folder} <superlink> --stream")
+
+
+@flower_app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="New folder for the files.")],
+    *,
+    nodes: Annotated[int, typer.Option(help="How many nodes need a key.")] = 3,
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address of the SuperLink; may be repeated. Default: this machine.")
+    ] = None,
+) -> None:
+    """Make an authority, a server certificate and node keys, for trying a deployment out.
+
+    In earnest the certificate comes from your own authority, and every node makes its own key.
+    """
+    from alidpfl.engines.certificates import make_certificates
+
+    written = make_certificates(folder, hosts=host or ["127.0.0.1", "localhost"], nodes=nodes)
+    for path in written:
+        typer.echo(path)
+    typer.echo("keep ca.key and server.key with the server; node_<n> goes to node n, node_<n>.pub to the SuperLink")
+
+
+@flower_app.command()
+def demo(
+    *,
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes, each with a vault.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="How long to train.")] = 4,
+    keep: Annotated[Path | None, typer.Option(help="Keep logs, keys and vaults in this new folder.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and node keys.")] = False,
+) -> None:
+    """Watch a deployment on this machine: SuperLink, SuperNodes and vaults train on drawn digits, and end.
+
+    Everything that it starts, it ends: also after Ctrl-C, and after a failure.
+    """
+    from alidpfl.engines.demo import run_demo
+    from alidpfl.views.tables import rounded_up
+
+    if keep is not None and keep.exists():
+        raise ConfigError(f"--keep {keep} exists: give a new folder")
+    with TemporaryDirectory(prefix="alidpfl-demo-") as temporary, _terminated_like_ctrl_c():
+        folder = Path(temporary) if keep is None else keep
+        told = run_demo(folder, nodes=nodes, rounds=rounds, insecure=insecure, say=typer.echo)
+    table = Table("node", "records", "ε spent", "of", "δ", "rounds", "refused", title="What each vault has spent")
+    for number, status in enumerate(told):
+        spent, refused = rounded_up(status["epsilon_spent"]), sum(status["refusals"].values())
+        numbers = (number, status["num_records"], spent, status["epsilon"], status["delta"])
+        table.add_row(*map(str, numbers), str(status["rounds_released"]), str(refused))
+    Console().print(table)
+
+
+@contextmanager
+def _terminated_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM too must not leave processes behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,231 @@
+"""A run over nodes with vaults: the same loop, directory and accounts as a simulated one. Imports no Flower."""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from alidpfl.data import Dataset
+from alidpfl.engines.federation import Federation
+from alidpfl.engines.nodes import Link, Member, Node, NodeId, found_again, gather, most_common_task, numbered
+from alidpfl.engines.runner import SimulationData
+from alidpfl.engines.simulation import Simulation
+from alidpfl.engines.vaults import VaultEngine
+from alidpfl.errors import ConfigError, NodesMissingError
+from alidpfl.federation.params import trained
+from alidpfl.methods import Method
+from alidpfl.privacy.capped import CappedLedger
+from alidpfl.runs.build import Parts, Prepared, build_model, make_parts, make_settings, uncovered_signals
+from alidpfl.runs.config import Config
+from alidpfl.runs.execute import Listener, Outcome, execute, resume
+from alidpfl.runs.flower_config import FlowerOptions, Scalar, from_run_config
+from alidpfl.runs.run_data import evaluation_data, load_data
+from alidpfl.store import RunDirectory
+from alidpfl.types import RoundRecord
+
+_SEEDED_NOISE = "seeded-noise"
+
+
+def run_over_nodes(link: Link, run_config: Mapping[str, Scalar]) -> Outcome:
+    """A new run, or the one in the folder `out` from where it stopped."""
+    config, options = from_run_config(run_config)
+    out = Path(options.out)
+
+    def preparation(settings: Config, directory: RunDirectory, _listener: Listener) -> Prepared:
+        return prepare_over_nodes(settings, options, link, directory)
+
+    listener = Listener(on_round=lambda record, seconds: link.tell(_line(record, seconds)))
+    if (out / "config.toml").exists():
+        _refuse_other_settings(config, RunDirectory.open(out))
+        outcome = resume(out, listener=listener, preparation=preparation)
+    else:
+        outcome = execute(config, out, listener=listener, preparation=preparation)
+    link.tell(f"the run is over after {outcome.rounds} rounds: {outcome.stop_reason}; kept in {outcome.out}")
+    return outcome
+
+
+def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, directory: RunDirectory) -> Prepared:
+    """Find the nodes, fix who is which client, and put the run together."""
+    parts = make_parts(config)
+    _refuse_what_nodes_cannot(config, options, parts.method)
+    dataset = load_data(config) if options.evaluate else None
+    nodes, kept = _present(options, link, directory), directory.members()
+    task = (dataset.input_shape, dataset.num_classes) if dataset else most_common_task(nodes)
+    model = build_model(config, *task)
+    fitting = _fitting(nodes, _terms_check(config, parts, _shapes(model)), link.tell)
+    members = _clients(fitting, kept, options, link.tell)
+    run = kept["run"] if kept else secrets.token_hex(8)
+    evaluator = None if dataset is None else _evaluator(config, dataset, model, parts.method)
+    way = _Way(link=link, run=run, members=members, evaluator=evaluator, options=options)
+    federation = _federation(config, parts, model, way)
+    # Last: a run that never began must not bind the next attempt to its nodes.
+    directory.write_members({"run": run, "clients": [member.to_json() for member in members]})
+    return Prepared(
+        dataset=dataset,
+        federation=federation,
+        noise_multiplier=parts.noise_multiplier,
+        clients=_fingerprint(members),
+        uncovered=uncovered_signals(parts.policy),
+        warnings=(),
+        randomness="seeded" if any(_SEEDED_NOISE in node.info.unsafe for node in fitting) else "secure",
+        repeats_rounds=True,  # a vault keeps what it answered
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """How plans reach the clients of this run."""
+
+    link: Link
+    run: str
+    members: Sequence[Member]
+    evaluator: Simulation | None
+    options: FlowerOptions
+
+
+def _federation(config: Config, parts: Parts, model: nn.Module, way: _Way) -> Federation:
+    ledger = CappedLedger(parts.ledger)
+    engine = VaultEngine(
+        link=way.link,
+        members=way.members,
+        run=way.run,
+        method=config.method.name,
+        options=config.method.options if config.method.name == "pe_dpfl" else None,  # the others' losses have none
+        shapes=_shapes(model),
+        ledger=ledger,
+        evaluator=way.evaluator,
+        least_updates=parts.server_settings.least_updates,
+        round_timeout=way.options.round_timeout,
+        wait_for_nodes=way.options.wait_for_nodes,
+    )
+    return Federation(
+        model=model,
+        engine=engine,
+        sizes=[member.num_records for member in way.members],
+        method=parts.method,
+        policy=parts.policy,
+        ledger=ledger,
+        settings=make_settings(config, shows_private_data=False),
+        server_settings=parts.server_settings,
+    )
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(values.shape) for name, values in trained(model).items()}
+
+
+def _present(options: FlowerOptions, link: Link, directory: RunDirectory) -> list[Node]:
+    """The nodes that introduce themselves in time: as many as wanted, or all clients of the run that goes on."""
+    known = _known(directory.members())
+
+    def is_enough(nodes: Mapping[NodeId, Node]) -> bool:
+        if known:
+            return {member.node for member in found_again(known, nodes)} <= nodes.keys()
+        return len(nodes) >= options.nodes
+
+    return [*gather(link, is_enough, seconds=options.wait_for_nodes).values()]
+
+
+def _known(kept: Mapping[str, Any] | None) -> list[Member]:
+    return [Member.from_json(values) for values in kept["clients"]] if kept else []
+
+
+def _clients(
+    fitting: Sequence[Node], kept: Mapping[str, Any] | None, options: FlowerOptions, tell: Callable[[str], None]
+) -> list[Member]:
+    """Of a new run, or those of the one that goes on: number and size of a client never change."""
+    if known := _known(kept):
+        return found_again(known, {node.node: node for node in fitting})
+    return _chosen(fitting, options, tell)
+
+
+def _chosen(fitting: Sequence[Node], options: FlowerOptions, tell: Callable[[str], None]) -> list[Member]:
+    chosen = numbered(fitting, tell)[: options.nodes]
+    if len(chosen) < options.least_nodes:
+        raise NodesMissingError(
+            f"{len(chosen)} nodes with vaults that fit this run are there after {options.wait_for_nodes:g} s, and "
+            f"{options.least_nodes} are wanted; the log says which were left out and why. Start more, or lower nodes"
+        )
+    return [Member(node=n.node, vault=n.info.vault, num_records=n.info.num_records) for n in chosen]
+
+
+def _fitting(nodes: Iterable[Node], reason: Callable[[Node], str | None], tell: Callable[[str], None]) -> list[Node]:
+    fitting = []
+    for node in nodes:
+        if (problem := reason(node)) is None:
+            fitting.append(node)
+        else:
+            tell(f"node {node.node} is left out: {problem}")
+    return fitting
+
+
+def _terms_check(config: Config, parts: Parts, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[Node], str | None]:
+    """Why a vault would refuse every round of this run: known before anybody is charged for one."""
+    rate, sigma, clip_norm = config.privacy.sample_rate, parts.noise_multiplier, config.method.clip_norm
+
+    def reason(node: Node) -> str | None:
+        terms, limits = node.info.terms, node.info.limits
+        if dict(node.info.parameters) != shapes:
+            return f"its vault is enrolled for another model than model.name={config.model.name!r}"
+        if terms.release != parts.method.release:
+            return f"its vault puts noise on the {terms.release}, {config.method.name} on the {parts.method.release}"
+        if rate > terms.sample_rate:
+            return f"its vault allows sample_rate={terms.sample_rate:g}, and privacy.sample_rate={rate:g}"
+        if sigma < terms.min_noise_multiplier:
+            return f"its vault wants noise_multiplier={terms.min_noise_multiplier:g}, and this run has {sigma:g}"
+        if not limits.min_clip_norm <= clip_norm <= limits.max_clip_norm:
+            low, high = limits.min_clip_norm, limits.max_clip_norm
+            return f"its vault wants a clip norm from {low:g} to {high:g}, and method.clip_norm={clip_norm:g}"
+        return None
+
+    return reason
+
+
+def _refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Method) -> None:
+    if method.needs_public_loss and not options.evaluate:
+        raise ConfigError(f"{method.name} looks at the loss on public data, which evaluate=false says the server lacks")
+    for key in ("dropout_rate", "straggler_rate"):
+        if getattr(config.federation, key):
+            raise ConfigError(f"federation.{key} is for simulated failures; over nodes they come by themselves: set 0")
+
+
+def _refuse_other_settings(config: Config, directory: RunDirectory) -> None:
+    kept, now = directory.config(), json.loads(json.dumps(config.to_dict()))
+    for section in kept.keys() | now.keys():
+        before, after = kept.get(section, {}), now.get(section, {})
+        if changed := sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key)):
+            key = changed[0]
+            raise ConfigError(
+                f"{directory.path} holds a run with {section}.{key}={before.get(key)!r}, not {after.get(key)!r}: put "
+                "it back to go on with that run, or give another out"
+            )
+
+
+def _evaluator(config: Config, dataset: Dataset, model: nn.Module, method: Method) -> Simulation:
+    data = SimulationData(
+        inputs=dataset.train.inputs[:0],
+        targets=dataset.train.targets[:0],
+        clients=[],
+        evaluation=evaluation_data(config, dataset),
+    )
+    return Simulation(model=model, method=method, data=data, seed=0, processes=config.run.processes or 1)
+
+
+def _fingerprint(members: Sequence[Member]) -> str:
+    told = json.dumps([[member.vault, member.num_records] for member in members])
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _line(record: RoundRecord, seconds: float) -> str:
+    seen = "" if record.accuracy is None else f", accuracy {record.accuracy:.2f} %"
+    lost = "" if not record.dropped else f", without clients {list(record.dropped)}"
+    refused = "" if not record.rejected else f", refused {dict(record.rejected)}"
+    return (
+        f"round {record.round}: {record.local_steps} steps ({record.why}), epsilon {record.epsilon:.4f} asked for"
+        f"{seen}{lost}{refused}, {seconds:.1f} s"
+    )

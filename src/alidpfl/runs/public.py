@@ -1,0 +1,43 @@
+"""What is no secret about a run before it begins: for the planner and for reports."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from alidpfl.data.partition import label_counts
+from alidpfl.runs.build import accountant_of, build_model, check_choices
+from alidpfl.runs.config import Config
+from alidpfl.runs.run_data import load_data, simulation_data
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicFacts:
+    """Sizes, not records."""
+
+    clients: int
+    samples: int
+    num_params: int
+    accountant: str
+
+
+def public_facts(config: Config, *, on_progress: Callable[[str, float], None] | None = None) -> PublicFacts:
+    """For the planner."""
+    check_choices(config)
+    dataset = load_data(config, on_progress)
+    clients = simulation_data(config, dataset).clients
+    model = build_model(config, dataset.input_shape, dataset.num_classes)
+    return PublicFacts(
+        clients=len(clients),
+        samples=sum(len(rows) for rows in clients),
+        num_params=sum(parameter.numel() for parameter in model.parameters()),
+        accountant=accountant_of(config),
+    )
+
+
+def public_split(config: Config) -> list[list[int]] | None:
+    """Records of each class at each client, for data that are public anyway; None for users' own."""
+    if config.data.name == "npz":
+        return None
+    dataset = load_data(config)
+    parts = [rows.numpy() for rows in simulation_data(config, dataset).clients]
+    counts = label_counts(dataset.train.targets.numpy(), parts, dataset.num_classes)
+    return [[int(count) for count in row] for row in counts.T]

@@ -1,0 +1,97 @@
+"""`alidpfl flower init` and `certs`."""
+
+import ssl
+import stat
+import tomllib
+from contextlib import suppress
+
+import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from alidpfl.runs.flower_config import from_run_config
+from tests.runs.command import alidpfl
+
+
+def flat(table, prefix=""):
+    found = {}
+    for key, value in table.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def test_init_writes_settings_that_read_back(tmp_path):
+    (tmp_path / "run.toml").write_text('[data]\nname = "synthetic"\nclients = 4\n[privacy]\nepsilon = 3.0\n')
+    made = alidpfl("flower", "init", tmp_path / "app", "--config", tmp_path / "run.toml", "--set", "seed=9")
+    assert made.exit_code == 0, made.stderr
+    app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    config, options = from_run_config(flat(app["config"]))
+    assert (config.privacy.epsilon, config.run.seed, config.data.clients, options.nodes) == (3.0, 9, 4, 4)
+    assert app["components"] == {"serverapp": "alidpfl.flower_apps:server", "clientapp": "alidpfl.flower_apps:client"}
+
+
+def test_init_writes_over_nothing(tmp_path):
+    assert alidpfl("flower", "init", tmp_path / "app").exit_code == 0
+    again = alidpfl("flower", "init", tmp_path / "app")
+    assert again.exit_code == 2
+    assert "exists" in again.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's own
+def test_flower_builds_the_folder(tmp_path):
+    from flwr.cli.build import build_fab_from_disk
+
+    alidpfl("flower", "init", tmp_path / "app")
+    assert build_fab_from_disk(tmp_path / "app")
+
+
+def test_certs_are_a_chain_that_openssl_and_python_accept(tmp_path):
+    made = alidpfl("flower", "certs", tmp_path / "keys", "--nodes", 2, "--host", "127.0.0.1", "--host", "link.example")
+    assert made.exit_code == 0, made.stderr
+    keys = tmp_path / "keys"
+    context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+    assert context.verify_mode == ssl.CERT_REQUIRED
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(keys / "server.pem", keys / "server.key")
+    assert _handshake(server, context, "link.example") == "ok"
+    assert "mismatch" in _handshake(server, context, "other.example")
+
+
+def _handshake(server, context, host) -> str:
+    """TLS between two memory buffers."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    ours = context.wrap_bio(to_client, to_server, server_hostname=host)
+    for _ in range(5):
+        try:
+            ours.do_handshake()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLCertVerificationError as error:
+            return str(error)
+        else:
+            return "ok"
+        with suppress(ssl.SSLWantReadError):
+            theirs.do_handshake()
+    return "no end"
+
+
+def test_private_keys_are_the_owners_alone(tmp_path):
+    alidpfl("flower", "certs", tmp_path / "keys", "--nodes", 1)
+    for name in ("ca.key", "server.key", "node_1"):
+        assert stat.S_IMODE((tmp_path / "keys" / name).stat().st_mode) == 0o600
+    private = load_ssh_private_key((tmp_path / "keys" / "node_1").read_bytes(), None)
+    public = load_ssh_public_key((tmp_path / "keys" / "node_1.pub").read_bytes())
+    assert private.public_key() == public
+    assert private.curve.name == "secp384r1"
+
+
+@pytest.mark.parametrize("arguments", [["--nodes", "0"], ["--host", "ünsinn.example"]])
+def test_certs_refuses_what_makes_no_certificate(tmp_path, arguments):
+    assert alidpfl("flower", "certs", tmp_path / "keys", *arguments).exit_code == 2
+
+
+def test_certs_writes_over_nothing(tmp_path):
+    alidpfl("flower", "certs", tmp_path / "keys")
+    before = (tmp_path / "keys" / "ca.key").read_bytes()
+    assert alidpfl("flower", "certs", tmp_path / "keys").exit_code == 2
+    assert (tmp_path / "keys" / "ca.key").read_bytes() == before

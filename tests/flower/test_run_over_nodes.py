@@ -1,0 +1,391 @@
+"""The whole run over nodes that answer in this process: the same loop, accounts and directory as a simulated run."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from alidpfl.engines.nodes import Failure, gather
+from alidpfl.engines.vaults import VaultEngine
+from alidpfl.errors import ConfigError, NodesMissingError
+from alidpfl.runs import execute
+from alidpfl.runs.flower import run_over_nodes
+from alidpfl.runs.flower_config import from_run_config
+from alidpfl.store import RunDirectory
+from alidpfl.types import RawSignals, SecantSums
+from alidpfl.vault.messages import decode_answer, decode_request, encode, request_digest
+
+from .fakes import CLIENTS, NODE_IDS, Clock, config, fake_link, run_config
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    """Time passes by sleeping only."""
+    clock = Clock()
+    for function in (VaultEngine.__init__, gather):
+        defaults = dict(function.__kwdefaults__)
+        monkeypatch.setattr(function, "__kwdefaults__", {**defaults, "clock": clock, "sleep": clock.sleep})
+    return clock
+
+
+def weights_of(out):
+    return RunDirectory.open(out).read_model()[0]
+
+
+def same(first, second) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def taus(out) -> list[int]:
+    return [record.local_steps for record in RunDirectory.open(out).records()]
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    out = tmp_path_factory.mktemp("simulated") / "out"
+    execute(config(), out)
+    return out
+
+
+def forged(change, weights=None):
+    """A hook that changes the honest answer's values, and its weights."""
+
+    def hook(question, content, honest):
+        if question != "train" or isinstance(honest, Failure):
+            return honest
+        answer, trained = decode_answer(honest)
+        return encode(answer.model_copy(update=change), trained if weights is None else weights(trained))
+
+    return hook
+
+
+def test_the_run_is_the_simulated_one_bit_for_bit(tmp_path, simulated):
+    link = fake_link()
+    outcome = run_over_nodes(link, run_config(tmp_path / "out"))
+    assert outcome.stop_reason == "max_rounds"
+    assert taus(tmp_path / "out") == taus(simulated)
+    assert same(weights_of(tmp_path / "out"), weights_of(simulated))
+    assert RunDirectory.open(tmp_path / "out").records() == RunDirectory.open(simulated).records()
+
+
+@pytest.mark.parametrize("method", ["adap_dpfl", "pe_dpfl"])
+def test_other_methods_too(tmp_path, method):
+    changes = {"method__name": method, "method__local_steps": 2, "federation__max_rounds": 3}
+    if method == "adap_dpfl":
+        changes |= {"data__validation": 0.1, "method__options__noise_decay": 0.9}
+    settings = config(**changes)
+    execute(settings, tmp_path / "simulated")
+    run_over_nodes(fake_link(settings), run_config(tmp_path / "out", settings))
+    assert same(weights_of(tmp_path / "out"), weights_of(tmp_path / "simulated"))
+
+
+LIES = {
+    "NaN": ({}, lambda w: {name: np.full_like(values, np.nan) for name, values in w.items()}),
+    "huge": ({}, lambda w: {name: np.full_like(values, 1e30) for name, values in w.items()}),
+    "too long": ({}, lambda w: w | {"more": np.zeros(1_000_000, np.float32)}),
+    "wrong shape": ({}, lambda w: {name: values[:1] for name, values in w.items()}),
+    "a name is missing": ({}, lambda w: dict(list(w.items())[:1])),
+    "more records than enrolled": ({"num_records": 10**9}, None),
+    "another request": ({"request": "0" * 64}, None),
+    "more steps than asked for": ({"steps": 10**6}, None),
+    "no steps": ({"steps": 0}, None),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_liar_is_left_out_and_training_goes_on(tmp_path, lie):
+    change, weights = LIES[lie]
+    liar = NODE_IDS[1]
+    link = fake_link(hooks={liar: forged(change, weights)})
+    run_over_nodes(link, run_config(tmp_path / "lied"))
+    quiet = fake_link(
+        hooks={liar: lambda question, _, honest: honest if question == "info" else Failure(code="x", reason="")}
+    )
+    run_over_nodes(quiet, run_config(tmp_path / "silent"))
+    assert same(weights_of(tmp_path / "lied"), weights_of(tmp_path / "silent"))  # as if it had never answered
+    records = RunDirectory.open(tmp_path / "lied").records()
+    assert all(record.aggregated and 1 in {*record.dropped, *record.rejected} for record in records)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1e300, 1e300])
+def test_lies_about_curvature_cannot_break_the_plan(tmp_path, number):
+    sums = SecantSums(product=abs(number), displacement=1e-3, noise=number, noise_variance=number)
+    changed = {"secants": sums, "gradient_norm": number}
+    link = fake_link(hooks={NODE_IDS[0]: forged_unchecked(changed)})
+    outcome = run_over_nodes(link, run_config(tmp_path / "out"))
+    assert outcome.rounds == 4
+    assert outcome.epsilon <= 2.0
+    assert all(torch.isfinite(values).all() for values in weights_of(tmp_path / "out").values())
+
+
+def forged_unchecked(change):
+    """As `forged`, for numbers that JSON writes and our own encoder does not."""
+
+    def hook(question, content, honest):
+        if question != "train":
+            return honest
+        answer, trained = decode_answer(honest)
+        text = json.loads(answer.model_dump_json())
+        for key, value in change.items():
+            text[key] = vars(value) if isinstance(value, SecantSums) else value
+        return safetensors.numpy.save(dict(trained), {"alidpfl": json.dumps(text)})
+
+    return hook
+
+
+def test_garbage_is_no_answer(tmp_path):
+    link = fake_link(hooks={NODE_IDS[2]: lambda question, _, honest: honest if question == "info" else b"garbage"})
+    assert run_over_nodes(link, run_config(tmp_path / "out")).rounds == 4
+    assert any("malformed" in line for line in link.told)
+
+
+def test_signals_that_nobody_asked_for_are_not_looked_at(tmp_path, simulated):
+    raw = RawSignals(curvature=1e9, loss_before=1e9, loss_after=0.0)
+    link = fake_link(hooks={node: forged({"raw": raw, "gradient_norm": 1e9}) for node in NODE_IDS})
+    run_over_nodes(link, run_config(tmp_path / "out"))
+    assert same(weights_of(tmp_path / "out"), weights_of(simulated))
+
+
+def refusing(code, from_round=0):
+    def hook(question, content, honest):
+        if question == "info" or decode_request(content)[0].round < from_round:
+            return honest
+        return Failure(code=code, reason="as the test wants it")
+
+    return hook
+
+
+def test_a_spent_vault_takes_its_client_out_of_later_rounds(tmp_path):
+    link = fake_link(hooks={NODE_IDS[0]: refusing("budget", from_round=1)})
+    run_over_nodes(link, run_config(tmp_path / "out"))
+    asked = [nodes for question, nodes in link.asked if question == "train"]
+    assert [NODE_IDS[0] in nodes for nodes in asked] == [True, True, False, False]
+
+
+def test_the_run_ends_by_the_budget_when_all_vaults_are_spent(tmp_path):
+    link = fake_link(hooks=dict.fromkeys(NODE_IDS, refusing("budget", from_round=2)))
+    outcome = run_over_nodes(link, run_config(tmp_path / "out"))
+    assert (outcome.stop_reason, outcome.rounds) == ("privacy_budget", 3)
+
+
+def test_what_a_vault_has_left_bounds_the_next_plan(tmp_path):
+    link = fake_link(hooks=dict.fromkeys(NODE_IDS, forged({"steps_left": 1})))
+    run_over_nodes(link, run_config(tmp_path / "out"))
+    assert taus(tmp_path / "out")[1:] == [1, 1, 1]
+
+
+def test_a_vault_may_run_fewer_steps_than_asked_for(tmp_path):
+    def cut(question, content, honest):
+        if question == "info":
+            return honest
+        request, weights = decode_request(content)
+        shorter = replace_steps(request, 1)
+        answer, trained = decode_answer(link.nodes[NODE_IDS[1]].train_bytes(encode(shorter, weights)))
+        return encode(answer.model_copy(update={"steps": 1, "request": request_digest(request, weights)}), trained)
+
+    link = fake_link(hooks={NODE_IDS[1]: cut})
+    settings = config(method__policy="fixed", method__local_steps=3)
+    run_over_nodes(link, run_config(tmp_path / "out", settings))
+    records = RunDirectory.open(tmp_path / "out").records()
+    assert all(not record.dropped and not record.rejected for record in records)
+
+
+def replace_steps(request, steps):
+    return request.model_copy(update={"steps": steps, "learning_rates": request.learning_rates[:steps]})
+
+
+class Killed(BaseException):
+    """What kill -9 is to this process: nothing below catches it."""
+
+
+@pytest.mark.parametrize("after_answers", [False, True])
+@pytest.mark.parametrize("at_round", [0, 2])
+def test_a_killed_server_goes_on_and_nobody_trains_a_round_twice(tmp_path, simulated, at_round, after_answers):
+    link = fake_link()
+    honest_ask, state = link.ask, {"killed": False}
+
+    def ask(question, contents, seconds):
+        round_number = decode_request(next(iter(contents.values())))[0].round if question == "train" else None
+        if round_number == at_round and not state["killed"]:
+            state["killed"] = True
+            reached = dict(list(contents.items())[:2]) if not after_answers else contents
+            honest_ask(question, reached, seconds)  # vaults train, the server never sees it
+            raise Killed
+        return honest_ask(question, contents, seconds)
+
+    link.ask = ask
+    with pytest.raises(Killed):
+        run_over_nodes(link, run_config(tmp_path / "out"))
+    run_over_nodes(link, run_config(tmp_path / "out"))
+    assert same(weights_of(tmp_path / "out"), weights_of(simulated))
+    assert all(len(node.trained) == 4 for node in link.nodes.values())  # asked again with the same bytes
+
+
+def test_a_lost_round_costs_that_client_its_update_and_no_more(tmp_path):
+    def lost_at_round_one(question, content, honest):
+        is_it = question == "train" and decode_request(content)[0].round == 1
+        return Failure(code="lost", reason="killed in training") if is_it else honest
+
+    link = fake_link(hooks={NODE_IDS[0]: lost_at_round_one})
+    run_over_nodes(link, run_config(tmp_path / "out"))
+    assert [record.dropped for record in RunDirectory.open(tmp_path / "out").records()] == [(), (0,), (), ()]
+
+
+def test_a_run_that_is_over_is_not_run_again(tmp_path):
+    link = fake_link()
+    first = run_over_nodes(link, run_config(tmp_path / "out"))
+    asked = len(link.asked)
+    assert run_over_nodes(link, run_config(tmp_path / "out")) == first
+    assert len(link.asked) == asked
+
+
+def test_a_run_does_not_go_on_with_other_settings(tmp_path):
+    link = fake_link(hooks=dict.fromkeys(NODE_IDS, refusing("failed", from_round=1)))
+    with pytest.raises(NodesMissingError, match="3 rounds in a row"):
+        run_over_nodes(link, run_config(tmp_path / "out"))
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon=2\.0, not 3\.0"):
+        run_over_nodes(link, run_config(tmp_path / "out", config(privacy__epsilon=3.0)))
+
+
+def test_without_a_quorum_of_nodes_nothing_is_asked_and_the_run_goes_on_later(tmp_path, simulated):
+    link = fake_link()
+    honest_ask = link.ask
+
+    def leaving(question, contents, seconds):
+        answers = honest_ask(question, contents, seconds)
+        if question == "train":
+            link.offline = set(NODE_IDS[:2])
+        return answers
+
+    link.ask = leaving
+    with pytest.raises(NodesMissingError, match="1 of 3 nodes are there and 2 are needed"):
+        run_over_nodes(link, run_config(tmp_path / "out"))
+    assert [len(node.trained) for node in link.nodes.values()] == [1, 1, 1]
+    link.offline, link.ask = set(), honest_ask
+    run_over_nodes(link, run_config(tmp_path / "out"))
+    assert same(weights_of(tmp_path / "out"), weights_of(simulated))
+
+
+def test_a_node_that_is_away_is_not_waited_for_longer_than_the_grace(tmp_path, no_waiting):
+    link = fake_link()
+    honest_ask = link.ask
+
+    def leaving(question, contents, seconds):
+        if question == "train":
+            link.offline = {NODE_IDS[2]}
+        return honest_ask(question, contents, seconds)
+
+    link.ask = leaving
+    run_over_nodes(link, run_config(tmp_path / "out"))
+    assert [record.dropped for record in RunDirectory.open(tmp_path / "out").records()] == [(), (2,), (2,), (2,)]
+    assert no_waiting.now < 60
+
+
+def test_too_few_nodes_is_an_error_in_time(tmp_path, no_waiting):
+    link = fake_link(offline={NODE_IDS[0]})
+    with pytest.raises(NodesMissingError, match=f"2 nodes .* and {CLIENTS} are wanted"):
+        run_over_nodes(link, run_config(tmp_path / "out"))
+    assert no_waiting.now < 10
+    assert not (tmp_path / "out").exists()
+
+
+def test_fewer_nodes_will_do_where_that_was_said(tmp_path):
+    link = fake_link(offline={NODE_IDS[0]})
+    run_over_nodes(link, run_config(tmp_path / "out", min_nodes=2))
+    assert len(RunDirectory.open(tmp_path / "out").members()["clients"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"terms": {"sample_rate": 0.01, "min_noise_multiplier": 1.0, "release": "step"}}, "sample_rate=0.01"),
+        ({"terms": {"sample_rate": 1.0, "min_noise_multiplier": 9.0, "release": "step"}}, "noise_multiplier=9"),
+        ({"terms": {"sample_rate": 1.0, "min_noise_multiplier": 1.0, "release": "update"}}, "noise on the update"),
+        ({"limits": {"min_clip_norm": 2.0, "max_clip_norm": 3.0}}, "clip norm from 2 to 3"),
+        ({"parameters": [["w", [2, 2]]]}, "another model"),
+        ({"num_records": 0}, "num_records"),
+        ({"num_records": 10**15}, "num_records"),
+    ],
+)
+def test_a_vault_that_does_not_fit_is_left_out_before_it_is_charged(tmp_path, change, why):
+    def hook(question, _content, honest):
+        told = json.loads(honest) if question == "info" else None
+        return honest if told is None else json.dumps({**told, "info": {**told["info"], **change}}).encode()
+
+    link = fake_link(hooks={NODE_IDS[2]: hook})
+    run_over_nodes(link, run_config(tmp_path / "out", min_nodes=2))
+    assert any(why in line for line in link.told), link.told
+    assert not link.nodes[NODE_IDS[2]].trained
+
+
+def test_two_nodes_with_one_vault_count_once(tmp_path):
+    def twin(question, _content, honest):
+        told = json.loads(honest) if question == "info" else None
+        return (
+            honest if told is None else json.dumps({**told, "info": {**told["info"], "vault": "simulated-0"}}).encode()
+        )
+
+    link = fake_link(hooks={NODE_IDS[1]: twin})
+    run_over_nodes(link, run_config(tmp_path / "out", min_nodes=2))
+    assert not link.nodes[NODE_IDS[1]].trained
+
+
+def test_a_node_with_a_new_id_is_known_by_its_vault(tmp_path, simulated):
+    link = fake_link(hooks=dict.fromkeys(NODE_IDS[:2], refusing("failed", from_round=1)))
+    with pytest.raises(NodesMissingError):
+        run_over_nodes(link, run_config(tmp_path / "out"))
+    link.hooks = {}
+    link.nodes = {99: link.nodes.pop(NODE_IDS[0]), **link.nodes}
+    run_over_nodes(link, run_config(tmp_path / "out"))
+    assert len(link.nodes[99].trained) == 4
+
+
+def test_without_partitions_clients_are_numbered_by_node_id(tmp_path):
+    link = fake_link()
+    for node in link.nodes.values():
+        node.partition = None
+    run_over_nodes(link, run_config(tmp_path / "out"))
+    members = RunDirectory.open(tmp_path / "out").members()["clients"]
+    assert [int(member["node"]) for member in members] == sorted(NODE_IDS)
+
+
+def test_the_server_needs_no_data_of_its_own(tmp_path, simulated):
+    run_over_nodes(fake_link(), run_config(tmp_path / "out", evaluate=False))
+    assert same(weights_of(tmp_path / "out"), weights_of(simulated))
+    assert all(record.accuracy is None for record in RunDirectory.open(tmp_path / "out").records())
+
+
+def test_the_model_says_that_its_noise_was_seeded(tmp_path, simulated):
+    run_over_nodes(fake_link(), run_config(tmp_path / "out"))
+    assert "SEEDED" in RunDirectory.open(tmp_path / "out").read_model()[1]["noise"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"out": "relative"}, "full path"),
+        ({"nodes": 0}, "nodes"),
+        ({"federation.dropout_rate": 0.5}, "simulated failures"),
+        ({"privacy.epsilon": -1.0}, "epsilon"),
+        ({"unknown": 1}, "unknown"),
+    ],
+)
+def test_bad_settings_are_refused_before_anybody_is_asked(tmp_path, change, message):
+    link = fake_link()
+    with pytest.raises(ConfigError, match=message):
+        run_over_nodes(link, {**run_config(tmp_path / "out"), **change})
+    assert not link.asked
+
+
+def test_a_method_that_needs_public_data_is_refused_without_any(tmp_path):
+    settings = config(method__name="adap_dpfl", data__validation=0.1)
+    with pytest.raises(ConfigError, match="adap_dpfl looks at the loss on public data"):
+        run_over_nodes(fake_link(settings), run_config(tmp_path / "out", settings, evaluate=False))
+
+
+def test_a_lists_way_through_flowers_flat_table(tmp_path):
+    settings = config(method__options__noise_decay=0.5, method__name="adap_dpfl", data__validation=0.1)
+    found, _ = from_run_config(run_config(tmp_path / "out", settings))
+    assert found.to_dict() == settings.to_dict()
