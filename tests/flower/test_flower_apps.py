@@ -78,7 +78,7 @@ def test_a_refusal_comes_back_with_its_code(vault, content, code):
 
 def test_limits_in_the_run_config_change_nothing(vault):
     settings = {"vault-socket": str(vault.path / SOCKET)}
-    hostile = {"vault-socket": "/elsewhere", "simulation": True, "vault-wait": 1e9, "privacy.epsilon": 100.0}
+    hostile = {"vault-socket": "/elsewhere", "simulation": True, "vault-wait": 0.1, "privacy.epsilon": 100.0}
     assert asked(settings, "train", body(run="x", sample_rate=0.9), hostile).code == "policy"
 
 
