@@ -52,9 +52,15 @@ def test_schedules_refuse_what_they_cannot_mean(given, message):
         learning_rate(*given)
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("ratoi", "ratio"), ("ALI", "ali"), ("refrence", "reference"), (3, "")])
+@pytest.mark.parametrize(("typed", "meant"), [("ratoi", "ratio"), ("ALI", "ali"), ("refrence", "reference")])
 def test_an_unknown_policy_is_answered_with_the_nearest(typed, meant):
     with pytest.raises(ConfigError, match=f"policy={typed!r} is not known; did you mean '{meant}"):
+        make_policy(typed)
+
+
+@pytest.mark.parametrize("typed", [3, "resnet", ""])
+def test_what_is_near_to_nothing_gets_no_guess(typed):
+    with pytest.raises(ConfigError, match=f"policy={typed!r} is not known; There are: ali, corrected"):
         make_policy(typed)
 
 
