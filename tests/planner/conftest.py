@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,10 +17,27 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def alidpfl(cache):
-    """Runs the command in a process of its own, with a cache of its own."""
+    """Runs the command in this process, where everything is loaded, with a cache of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # typer's, on first import
+        from typer.testing import CliRunner
 
-    def run(*arguments, columns=80, **variables):
-        environment = os.environ | {"XDG_CACHE_HOME": str(cache), "COLUMNS": str(columns)} | variables
+        from alidpfl.cli import app
+
+    def run(*arguments):
+        environment = {"XDG_CACHE_HOME": str(cache), "COLUMNS": "80"}
+        done = CliRunner().invoke(app, [*map(str, arguments)], env=environment)
+        return SimpleNamespace(returncode=done.exit_code, stdout=done.stdout, stderr=done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def process(cache):
+    """Runs the command in a process of its own."""
+
+    def run(*arguments, **variables):
+        environment = os.environ | {"XDG_CACHE_HOME": str(cache)} | variables
         command = [sys.executable, "-m", "alidpfl", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
 

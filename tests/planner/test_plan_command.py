@@ -43,14 +43,14 @@ def test_the_tables_fit_eighty_columns_and_say_it_all(alidpfl, searched):
     assert f"q = {searched['sample_rate']:g}, σ = {searched['noise_multiplier']:g} (recommended)" in done.stdout
 
 
-def test_what_was_asked_before_is_answered_without_the_accountants(alidpfl, searched, tmp_path):
+def test_what_was_asked_before_is_answered_without_the_accountants(process, searched, tmp_path):
     """A second plan must not even load them: that is what makes it quick."""
     blocker = tmp_path / "dp_accounting.py"
     blocker.write_text("raise RuntimeError('loaded')")
-    done = alidpfl("plan", *SEARCH, "--json", PYTHONPATH=str(tmp_path))
+    done = process("plan", *SEARCH, "--json", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == searched
-    anew = alidpfl("plan", *SEARCH, "--epsilon", "5", "--json", PYTHONPATH=str(tmp_path))
+    anew = process("plan", *SEARCH, "--epsilon", "5", "--json", PYTHONPATH=str(tmp_path))
     assert anew.returncode != 0  # the blocker does block
 
 

@@ -42,7 +42,7 @@ def test_so_little_noise_that_no_float_holds_its_cost():
     assert limiting_steps(PrivacyBudget(epsilon=2.0, delta=1e-5), 0.5, 1e-3) == 0.0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     target=st.floats(0.05, 20),
     log_delta=st.floats(-9, -4),

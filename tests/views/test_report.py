@@ -2,13 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import asdict
 
 import numpy as np
 import pytest
 from selenium.webdriver.common.by import By
+from typer.testing import CliRunner
 
 from alidpfl.reproduction.grid import cells, load_grid
 from alidpfl.reproduction.results import Result
@@ -21,8 +20,9 @@ LEAKY = ['method.policy="paper"', 'privacy.unsafe=["unaccounted-signals"]']
 
 
 def command(*arguments):
-    done = [sys.executable, "-m", "alidpfl", "report", *map(str, arguments)]
-    return subprocess.run(done, capture_output=True, text=True, check=False)
+    from alidpfl.cli import app
+
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def results(tmp_path_factory):
 def page(runs, results, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
     done = command(*runs, results, "-o", path)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     return path
 
 
@@ -124,7 +124,7 @@ def test_the_split_is_shown_of_public_data_only(tmp_path):
     own = ["data.name=npz", f'data.data_dir="{tmp_path}"', "data.num_classes=2", *SETTINGS[2:]]
     execute(load_config(overrides=[*own, "federation.max_rounds=2"]), tmp_path / "own")
     done = command(tmp_path / "own", "-o", tmp_path / "own.html")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     text = (tmp_path / "own.html").read_text()
     assert "Who holds what" not in text  # label counts are the clients' own
     assert 'class="heat"' not in text
@@ -143,6 +143,6 @@ def test_what_is_neither_run_nor_results_is_refused(tmp_path, content):
     if content:
         (tmp_path / "x").write_text(content)
     done = command(tmp_path, "-o", tmp_path / "r.html")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "neither a run nor a folder of results" in done.stderr
     assert not (tmp_path / "r.html").exists()
