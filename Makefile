@@ -33,8 +33,15 @@ types: $(SET_UP) ## mypy --strict on src
 contracts: $(SET_UP) ## import-linter: imports point down only
 	$(BIN)/lint-imports
 
-unit: $(SET_UP) ## pytest without the slow tests
-	$(BIN)/python -m pytest -m 'not slow'
+# In two processes, one a core: these folders start processes of their own and mostly wait; the rest computes.
+WAITING := tests/flower tests/vault tests/reproduction tests/planner tests/runs tests/store tests/data
+PYTEST := $(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+
+unit: $(SET_UP) ## pytest without the slow tests, in two processes
+	@log=$$(mktemp); $(PYTEST) $(WAITING) > $$log 2>&1 & waiting=$$!; \
+	$(PYTEST) $(addprefix --ignore=,$(WAITING)); computed=$$?; \
+	wait $$waiting; waited=$$?; cat $$log; rm -f $$log; \
+	exit $$(( computed > waited ? computed : waited ))
 
 test-slow: $(SET_UP) ## The tests that take minutes
 	$(BIN)/python -m pytest -m slow

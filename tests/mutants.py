@@ -405,7 +405,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the model moves without a quorum",
         "src/alidpfl/federation/loop.py",
-        "aggregated = len(accepted) >= max(1, math.ceil(self._server_settings.quorum * len(plans)))",
+        "aggregated = len(accepted) >= self._server_settings.least_updates(len(plans))",
         "aggregated = len(accepted) >= 1",
         LOOP,
     ),
