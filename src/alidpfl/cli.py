@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _EXIT_BAD_INPUT, _EXIT_INTERRUPTED = 2, 130
 
-_WIDTH_OF_A_PIPE = 200  # without a terminal, do not fold tables
-
 
 class _Commands(typer.core.TyperGroup):
     """Turns our errors into one line on standard error, and Ctrl-C into the exit status that shells expect."""
@@ -132,6 +130,7 @@ def _progress() -> Progress:
 
 def _print_account(columns: list[dict[str, Any]], title: str) -> None:
     from alidpfl.privacy import ACCOUNTANTS, MAX_STEPS
+    from alidpfl.views.terminal import wide_console
 
     def steps(count: int) -> str:
         return "none" if count == 0 else f"≥ {count}" if count == MAX_STEPS else str(count)
@@ -143,10 +142,7 @@ def _print_account(columns: list[dict[str, Any]], title: str) -> None:
         table.add_row(f"safe, {accountant}", *(steps(c["max_steps"][accountant]) for c in columns))
     ratios = (c["pld_over_rdp_paper"] for c in columns)
     table.add_row("pld / rdp-paper", *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_OF_A_PIPE)
-    console.print(table)
+    wide_console().print(table)
 
 
 def _caption(columns: list[dict[str, Any]]) -> str | None:

@@ -23,7 +23,6 @@ data_app = typer.Typer(no_args_is_help=True, help="What data there are, how to g
 
 DataDir = Annotated[Path | None, typer.Option(help="Searched first, before $ALIDPFL_DATA_DIR and the user's cache.")]
 
-_WIDTH_OF_A_PIPE = 200  # without a terminal, do not fold tables
 _MOST_COLUMNS = 40  # clients in the terminal's picture
 _SHADES = " ░▒▓█"
 _CORNER = "class ↓ client →"
@@ -43,6 +42,7 @@ def list_data(
 ) -> None:
     """Every data set: where it is, whether it is whole, and how to get it."""
     from alidpfl.data.inventory import inventory
+    from alidpfl.views.terminal import wide_console
 
     entries = inventory(data_dir)
     if as_json:
@@ -53,7 +53,7 @@ def list_data(
         size = f"{entry.num_bytes / 1e6:.0f} MB" if entry.num_bytes else ""
         where = "; ".join(text for text in (entry.folder, entry.note) if text)
         table.add_row(entry.name, entry.kind, entry.state, entry.layout, size, where)
-    _console().print(table)
+    wide_console().print(table)
 
 
 @data_app.command()
@@ -197,11 +197,6 @@ def _warn_of(small: Sequence[int], sample_rate: float) -> None:
         f"sample_rate={sample_rate:g}: they add mostly noise; raise the sample rate or beta, or take fewer clients",
         err=True,
     )
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH_OF_A_PIPE)
 
 
 @contextmanager

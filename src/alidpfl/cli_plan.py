@@ -8,10 +8,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from alidpfl.errors import ConfigError
-from alidpfl.inputs.quantities import as_bytes, as_seconds
+from alidpfl.inputs.quantities import as_bytes, as_seconds, option
 
-_WIDTH_OF_A_PIPE = 200  # without a terminal, do not fold tables
 _COMPUTED_BY = ("inputs", "planner", "policies", "privacy")
 
 
@@ -64,9 +62,9 @@ def plan(  # noqa: PLR0917 - they are options
         "accountant": accountant,
         "max_epochs": max_epochs,
         "min_steps": min_steps,
-        "time_limit": _quantity("time_limit", time_limit, as_seconds),
+        "time_limit": option("time_limit", time_limit, as_seconds),
         "seconds_per_round": seconds_per_round,
-        "traffic_limit": _quantity("traffic_limit", traffic_limit, as_bytes),
+        "traffic_limit": option("traffic_limit", traffic_limit, as_bytes),
         "model": model,
         "num_params": num_params,
         "smallest_client": smallest_client,
@@ -79,13 +77,6 @@ def plan(  # noqa: PLR0917 - they are options
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     _print(document, plot, html)
-
-
-def _quantity(name: str, text: str | None, convert: Any) -> Any:
-    try:
-        return None if text is None else convert(text)
-    except ValueError as error:
-        raise ConfigError(f"{name}={text!r} {error}") from None
 
 
 def _answer(wishes: dict[str, Any]) -> dict[str, Any]:
@@ -127,10 +118,9 @@ def _draw(document: dict[str, Any], plot: Path | None, html: Path | None) -> Non
 
 def _print(document: dict[str, Any], *drawn: Path | None) -> None:
     from alidpfl.views.plan_tables import plan_view
+    from alidpfl.views.terminal import wide_console
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_OF_A_PIPE)
+    console = wide_console()
     console.print(plan_view(document))
     for path in drawn:
         if path is not None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 from alidpfl.errors import ConfigError
-from alidpfl.inputs.quantities import as_seconds
+from alidpfl.inputs.quantities import as_seconds, option
 
 if TYPE_CHECKING:
     from alidpfl.reproduction.grid import Cell, Grid
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from alidpfl.reproduction.run import Tally
 
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
-
-_MOST_SEEDS = 10
 
 _Name = Annotated[
     str, typer.Argument(help="small, medium, large, heterogeneity (Tables I to IV), or a .toml of your own.")
@@ -58,7 +56,7 @@ def reproduce(  # noqa: PLR0917 - they are options
                 results,
                 store / "runs",
                 jobs=jobs,
-                limit=_seconds(limit),
+                limit=option("limit", limit, as_seconds),
                 on_progress=screen.show,
             )
     except KeyboardInterrupt:
@@ -75,7 +73,7 @@ def tables(  # noqa: PLR0917 - they are options
     methods: _Methods = "",
     columns: _Columns = "",
     accountants: _Accountants = "",
-    seeds: _Seeds = _MOST_SEEDS,
+    seeds: Annotated[int | None, typer.Option(help="Only seeds 0 to this, less one.")] = None,
     store: _Store = Path("results"),
     form: Annotated[str, typer.Option("--format", help="markdown, latex or csv.")] = "markdown",
 ) -> None:
@@ -96,12 +94,15 @@ def _chosen(datasets: str, methods: str, columns: str, accountants: str) -> dict
     return {key: [part.strip() for part in text.split(",") if part.strip()] for key, text in wanted.items()}
 
 
-def _opened(name: str, chosen: dict[str, list[str]], seeds: int, store: Path) -> "tuple[Grid, list[Cell], Results]":
-    if seeds < 1:
-        raise ConfigError(f"seeds={seeds} must be at least 1")
-    from alidpfl.reproduction.grid import cells, load_grid
+def _opened(
+    name: str, chosen: dict[str, list[str]], seeds: int | None, store: Path
+) -> "tuple[Grid, list[Cell], Results]":
+    from alidpfl.reproduction.grid import MOST_SEEDS, cells, load_grid
     from alidpfl.reproduction.results import Results
 
+    seeds = MOST_SEEDS if seeds is None else seeds
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise ConfigError(f"seeds={seeds} must be from 1 to {MOST_SEEDS}")
     grid = load_grid(name)
     listed = list(cells(grid, seeds=seeds, **chosen))
     results = Results(store / "results.sqlite")
@@ -114,16 +115,9 @@ def _lines_of(grid: "Grid", store: Path) -> Path:
 
 
 def _write(grid: "Grid", results: "Results", store: Path) -> None:
-    from alidpfl.reproduction.grid import cells
+    from alidpfl.reproduction.grid import MOST_SEEDS, cells
 
-    results.write_lines(_lines_of(grid, store), {cell.key for cell in cells(grid, seeds=_MOST_SEEDS)})
-
-
-def _seconds(limit: str | None) -> Any:
-    try:
-        return None if limit is None else as_seconds(limit)
-    except ValueError as error:
-        raise ConfigError(f"limit={limit!r} {error}") from None
+    results.write_lines(_lines_of(grid, store), {cell.key for cell in cells(grid, seeds=MOST_SEEDS)})
 
 
 def _conclude(tally: "Tally") -> None:

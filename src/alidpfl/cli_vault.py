@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from alidpfl.errors import ConfigError
@@ -20,8 +19,6 @@ vault_app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Option("--dir", help="The vault's folder.")]
-
-_WIDTH_OF_A_PIPE = 200  # without a terminal, do not fold tables
 
 
 class Accounting(StrEnum):
@@ -189,6 +186,8 @@ def _announce(vault: "Vault", where: Path) -> None:
 
 
 def _print_status(told: dict[str, Any], folder: Path) -> None:
+    from alidpfl.views.terminal import wide_console
+
     table = Table("", "", title=f"Vault {folder}", show_header=False)
     table.add_row("records", str(told["num_records"]))
     table.add_row("ε spent", f"{told['epsilon_spent']:.4f} of {told['epsilon']:g} at δ = {told['delta']:g}")
@@ -207,5 +206,4 @@ def _print_status(told: dict[str, Any], folder: Path) -> None:
         uses = ", ".join(f"{count} rounds by {use}" for use, count in told["rounds_not_covered"].items())
         table.add_row("NOT COVERED by ε", uses)
     table.add_row("head", told["head"] + ("" if told["anchored"] else " (no anchor: note it down elsewhere)"))
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDTH_OF_A_PIPE)).print(table)
+    wide_console().print(table)

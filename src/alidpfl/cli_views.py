@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from alidpfl.types import RoundRecord
     from alidpfl.views import RunSnapshot
 
-_WIDTH_OF_A_PIPE = 200  # without a terminal, do not fold tables
 _NARROWEST_PLOT, _WIDEST_PLOT, _PLOT_HEIGHT = 20, 72, 8
 _ROOM_FOR_AXES = 18
 
@@ -160,13 +159,10 @@ def _strict(value: Any) -> Any:
     return value
 
 
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH_OF_A_PIPE)
-
-
 def _print(*parts: RenderableType) -> None:
-    console = _console()
+    from alidpfl.views.terminal import wide_console
+
+    console = wide_console()
     for part in parts:
         # Plain text stays as it is: names of folders must not be read as markup, nor plots be folded.
         if isinstance(part, str):

@@ -2,6 +2,10 @@
 
 import math
 import re
+from collections.abc import Callable
+from typing import Any
+
+from alidpfl.errors import ConfigError
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -23,6 +27,18 @@ def as_bytes(value: object) -> object:
     5000000000
     """
     return int(_scaled(value, _BYTES, "a size such as 800MB or 5GB")) if isinstance(value, str) else value
+
+
+def option(name: str, text: str | None, convert: Callable[[object], object]) -> Any:
+    """An option of a command by `as_seconds` or `as_bytes`; a ConfigError that names it. None stays None.
+
+    >>> option("time_limit", "2h", as_seconds)
+    7200.0
+    """
+    try:
+        return None if text is None else convert(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} {error}") from None
 
 
 def _scaled(text: str, units: dict[str, int], what: str) -> float:

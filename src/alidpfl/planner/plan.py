@@ -9,7 +9,7 @@ from alidpfl.errors import BudgetExceededError
 from alidpfl.inputs.lookup import named
 from alidpfl.planner.course import TYPICAL_CURVATURE, Course, Mechanism, courses
 from alidpfl.planner.curves import Curves, make_curves
-from alidpfl.planner.search import Setting, best_of, exactly, made_setting, pareto_front
+from alidpfl.planner.search import Setting, choose, made_setting
 from alidpfl.planner.wishes import Rounds, Wishes, possible_rounds
 from alidpfl.policies import POLICIES
 from alidpfl.privacy import (
@@ -147,10 +147,7 @@ def _choose(wishes: Wishes, rounds: int, tell: Progress) -> tuple[Setting, list[
             steps = max(1, min(steps, int(wishes.max_epochs / wishes.sample_rate)))
         return made_setting(wishes, wishes.sample_rate, wishes.noise_multiplier, rounds, steps), []
     tell("searching sampling rate and noise", 0.0)
-    front = pareto_front(wishes, rounds, lambda share: tell("searching sampling rate and noise", 0.7 * share))
-    best = best_of(wishes, front)
-    chosen = exactly(wishes, rounds, best)
-    return chosen, [chosen if setting is best else setting for setting in front]
+    return choose(wishes, rounds, lambda share: tell("searching sampling rate and noise", 0.7 * share))
 
 
 def _steps_or_refuse(wishes: Wishes, rounds: int) -> int:

@@ -91,6 +91,16 @@ def best_of(wishes: Wishes, front: Sequence[Setting]) -> Setting:
     return min((s for s in front if s.signal_to_noise >= enough), key=lambda setting: setting.epochs)
 
 
+def choose(
+    wishes: Wishes, rounds: int, on_progress: Callable[[float], None] | None = None
+) -> tuple[Setting, list[Setting]]:
+    """The recommended setting, with the least noise that the accountant admits, and the front that it is on."""
+    front = pareto_front(wishes, rounds, on_progress)
+    best = best_of(wishes, front)
+    chosen = exactly(wishes, rounds, best)
+    return chosen, [chosen if setting is best else setting for setting in front]
+
+
 def exactly(wishes: Wishes, rounds: int, setting: Setting) -> Setting:
     """The setting with the least noise that the accountant admits."""
     if wishes.noise_multiplier is not None:

@@ -5,6 +5,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +16,11 @@ from alidpfl.errors import ConfigError
 from alidpfl.inputs.lookup import named
 from alidpfl.runs import Config, load_config
 
-NAMES = ("small", "medium", "large", "heterogeneity")
-"""The grids that ship: Tables I to IV."""
+MOST_SEEDS = 10
+"""Of a cell that are kept in files and shown in tables."""
+
+NAMES = ("small", "medium", "large", "heterogeneity", "tuning")
+"""The grids that ship: Tables I to IV, and the search for their settings."""
 
 _FREE = ("processes", "device", "evaluate_every")  # of [run]: no final accuracy depends on them
 Settings = dict[str, Any]
@@ -56,6 +60,7 @@ class Grid(_Part):
     methods: Annotated[tuple[Method, ...], Field(min_length=1)]
     tuned: dict[str, Settings] = Field(default_factory=dict)
     """By data set."""
+    first_seed: Annotated[int, Field(ge=0)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +81,7 @@ class Cell:
         """The whole configuration."""
         return load_config(overrides=[f"{key}={json.dumps(value)}" for key, value in self.settings])
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Hash of all that the result depends on: the same run in two tables is run once."""
         values = self.config.to_dict()
@@ -118,7 +123,7 @@ def cells(
     _check_choice("method", methods, [method.name for method in grid.methods])
     _check_choice("column", columns, [column.name for column in grid.columns])
     _check_choice("accountant", accountants, ["rdp-paper", "rdp", "pld"])
-    for seed in range(seeds):
+    for seed in range(grid.first_seed, grid.first_seed + seeds):
         for dataset in datasets or grid.datasets:
             for column in grid.columns:
                 for method in grid.methods:

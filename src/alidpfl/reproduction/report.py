@@ -1,27 +1,27 @@
 """What the report page shows of a grid: its tables and the paper's figures drawn from the runs themselves."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from alidpfl.reproduction.grid import Cell, Grid, cells
-from alidpfl.reproduction.results import Results
+from alidpfl.reproduction.grid import MOST_SEEDS, Cell, Grid, cells
+from alidpfl.reproduction.results import Result, Results
 from alidpfl.reproduction.tables import Table, make_table, rows_by_dataset, shown
 from alidpfl.views.report_page import ResultChart, ResultTable
 
-_MOST_SEEDS = 10
 _FIXED = "fedavg_dp:tau="
 
 
 def grid_report(grid: Grid, results: Results) -> tuple[list[ResultTable], list[ResultChart]]:
     """Everything of one grid; nothing where it has no result."""
-    listed = [cell for cell in cells(grid, seeds=_MOST_SEEDS) if results.get(cell.key) is not None]
+    known, every = results.all(), list(cells(grid, seeds=MOST_SEEDS))
+    listed = [cell for cell in every if cell.key in known]
     if not listed:
         return [], []
-    known = {cell.dataset for cell in listed}
-    table = make_table(grid, (cell for cell in cells(grid, seeds=_MOST_SEEDS) if cell.dataset in known), results)
+    datasets = {cell.dataset for cell in listed}
+    table = make_table(grid, (cell for cell in every if cell.dataset in datasets), results)
     tables = [*_tables(table), *_best_fixed(table)]
-    return tables, [*_fixed_charts(table), *_sequence_charts(grid, listed, results)]
+    return tables, [*_fixed_charts(table), *_sequence_charts(grid, listed, known)]
 
 
 def _tables(table: Table) -> Iterator[ResultTable]:
@@ -70,16 +70,15 @@ def _fixed_charts(table: Table) -> Iterator[ResultChart]:
             yield _chart(f"fixed-{table.grid.name}-{dataset}", f"Fixed τ, {dataset} (Fig. 1)", chart, series)
 
 
-def _sequence_charts(grid: Grid, listed: Sequence[Cell], results: Results) -> Iterator[ResultChart]:
+def _sequence_charts(grid: Grid, listed: Sequence[Cell], known: Mapping[str, Result]) -> Iterator[ResultChart]:
     """Fig. 4: τ of each round, of seed 0."""
     for dataset in dict.fromkeys(cell.dataset for cell in listed):
         series = []
         for cell in listed:
-            result = results.get(cell.key)
             adaptive = cell.method in ("ali_dpfl", "ours:ali") and cell.accountant == grid.accountants[0]
-            if result is None or not adaptive or cell.dataset != dataset or cell.seed != 0:
+            if not adaptive or cell.dataset != dataset or cell.seed != 0:
                 continue
-            points = [[number, float(steps)] for number, steps in enumerate(result.local_steps, start=1)]
+            points = [[number, float(steps)] for number, steps in enumerate(known[cell.key].local_steps, start=1)]
             series.append({"name": f"{cell.method}, {cell.column}", "points": points})
         if series:
             chart = {"label": "local steps of each round", "x": "round", "y": "local steps τ"}

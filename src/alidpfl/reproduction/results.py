@@ -57,6 +57,12 @@ class Results:
             row = connection.execute("SELECT result FROM results WHERE key = ?", (key,)).fetchone()
         return _result(json.loads(row[0])) if row else None
 
+    def all(self) -> dict[str, Result]:
+        """Every result by its key, in one read."""
+        with self._open() as connection:
+            rows = connection.execute("SELECT key, result FROM results").fetchall()
+        return {key: _result(json.loads(result)) for key, result in rows}
+
     def keys(self) -> set[str]:
         """Of all results."""
         with self._open() as connection:
@@ -81,7 +87,8 @@ class Results:
 
     def write_lines(self, path: Path, keys: set[str]) -> None:
         """The results with these keys, in the order of their keys: small, and the same bytes every time."""
-        found = [result for key in sorted(keys) if (result := self.get(key)) is not None]
+        known = self.all()
+        found = [known[key] for key in sorted(keys & known.keys())]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, "".join(json.dumps(asdict(result)) + "\n" for result in found).encode())
 

@@ -68,11 +68,12 @@ class Table:
 
 def make_table(grid: Grid, cells: Iterable[Cell], results: Results) -> Table:
     """What is known so far."""
+    known = results.all()
     found: dict[tuple[str, str, str, str], list[Result]] = {}
     for cell in cells:
         place = (cell.dataset, cell.method, cell.accountant, cell.column)
         found.setdefault(place, [])
-        if (result := results.get(cell.key)) is not None:
+        if (result := known.get(cell.key)) is not None:
             found[place].append(result)
     columns = {column.name: column for column in grid.columns}
     return Table(

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from alidpfl.errors import ConfigError
-from alidpfl.planner import Setting, Wishes, best_of, pareto_front
-from alidpfl.planner.search import exactly
+from alidpfl.planner import Setting, Wishes
+from alidpfl.planner.search import choose
 from alidpfl.planner.wishes import possible_rounds
 from alidpfl.runs.config import Config
 from alidpfl.runs.public import public_facts
@@ -46,7 +46,7 @@ def planned(
     )
     rounds = possible_rounds(wishes).count
     tell = (lambda share: on_progress("planning", share)) if on_progress is not None else None
-    setting = exactly(wishes, rounds, best_of(wishes, pareto_front(wishes, rounds, tell)))
+    setting, _ = choose(wishes, rounds, tell)
     return _with(config, setting), setting
 
 

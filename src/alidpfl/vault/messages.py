@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import safetensors
@@ -32,6 +32,9 @@ RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 
 class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+_Kind = TypeVar("_Kind", bound=_Message)
 
 
 class PerturbationOptions(_Message):
@@ -154,20 +157,12 @@ def encode(message: RoundRequest | RoundAnswer, weights: Weights) -> bytes:
 
 def decode_request(content: bytes) -> tuple[RoundRequest, Weights]:
     """An instruction and the weights in it; a refusal for anything else. The weights are not checked yet."""
-    text, weights = _opened(content)
-    try:
-        return RoundRequest.model_validate_json(text), weights
-    except ValidationError as error:
-        raise refusal(RefusalCode.MALFORMED, _explained(error)) from None
+    return _decoded(content, RoundRequest)
 
 
 def decode_answer(content: bytes) -> tuple[RoundAnswer, Weights]:
     """Back from what a vault sent."""
-    text, weights = _opened(content)
-    try:
-        return RoundAnswer.model_validate_json(text), weights
-    except ValidationError as error:
-        raise refusal(RefusalCode.MALFORMED, _explained(error)) from None
+    return _decoded(content, RoundAnswer)
 
 
 def check_weights(weights: Weights, shapes: Shapes) -> None:
@@ -199,6 +194,14 @@ def named(vector: NDArray[np.float32], shapes: Shapes) -> dict[str, NDArray[np.f
 def num_values(shape: Sequence[int]) -> int:
     """Numbers in a tensor of this shape."""
     return int(np.prod(shape, dtype=np.int64))
+
+
+def _decoded(content: bytes, kind: type[_Kind]) -> tuple[_Kind, Weights]:
+    text, weights = _opened(content)
+    try:
+        return kind.model_validate_json(text), weights
+    except ValidationError as error:
+        raise refusal(RefusalCode.MALFORMED, _explained(error)) from None
 
 
 def _opened(content: bytes) -> tuple[str, Weights]:

@@ -4,7 +4,16 @@ from html import escape
 from typing import Any
 
 from alidpfl.views.page import facts, figure, page, table
-from alidpfl.views.plan_tables import BOUND_NAMES, duration, question, same_budget, size, steps_range, unused
+from alidpfl.views.plan_tables import (
+    BOUND_NAMES,
+    accountant_rows,
+    duration,
+    question,
+    same_budget,
+    size,
+    steps_range,
+    unused,
+)
 from alidpfl.views.tables import rounded_up
 
 
@@ -48,13 +57,8 @@ def _headline(plan: dict[str, Any]) -> dict[str, str]:
 
 
 def _accountants(plan: dict[str, Any]) -> str:
-    rows = []
-    for name, steps in plan["max_steps"].items():
-        early, late = plan["epsilon_if_rounds_end"][name], plan["epsilon_if_steps_end"][name]
-        shown = "beyond the budget" if early is None else rounded_up(early)
-        rows.append([name, str(steps) if steps else "none", shown, rounded_up(late) if steps else "-"])
     head = ["accountant", "steps R_c", f"ε if the {plan['max_rounds']} rounds end first (τ = 1)", "ε if R_c ends first"]
-    return table("Every accountant is safe; pld is the tightest", head, rows)
+    return table("Every accountant is safe; pld is the tightest", head, accountant_rows(plan))
 
 
 def _policies(plan: dict[str, Any]) -> str:

@@ -48,11 +48,19 @@ def _accountants(plan: dict[str, Any]) -> Table:
     )
     rounds = plan["max_rounds"]
     table = Table("accountant", "steps R_c", f"ε after {rounds} steps (τ = 1)", "ε after R_c steps", title=title)
+    for row in accountant_rows(plan):
+        table.add_row(*row)
+    return table
+
+
+def accountant_rows(plan: dict[str, Any]) -> list[list[str]]:
+    """By accountant: its name, R_c, ε if the rounds end first, ε if R_c ends first."""
+    rows = []
     for name, steps in plan["max_steps"].items():
         early, late = plan["epsilon_if_rounds_end"][name], plan["epsilon_if_steps_end"][name]
         shown = "beyond the budget" if early is None else rounded_up(early)
-        table.add_row(name, str(steps) if steps else "none", shown, rounded_up(late) if steps else "-")
-    return table
+        rows.append([name, str(steps) if steps else "none", shown, rounded_up(late) if steps else "-"])
+    return rows
 
 
 def _policies(plan: dict[str, Any]) -> Table:
