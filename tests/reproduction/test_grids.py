@@ -8,10 +8,13 @@ import pytest
 
 from alidpfl.errors import ConfigError
 from alidpfl.privacy import PrivacyBudget, max_steps
-from alidpfl.reproduction.grid import NAMES, cells, load_grid
+from alidpfl.reproduction.grid import NAMES, SEARCH, cells, load_grid
 from alidpfl.reproduction.published import published
+from alidpfl.reproduction.results import Result, Results
+from alidpfl.reproduction.search import chosen
 
-TABLES = [name for name in NAMES if name != "tuning"]
+TABLES = [name for name in NAMES if name != SEARCH]
+RESULTS = Path(__file__).parents[2] / "results"
 SHARED = Path(__file__).parents[3] / "shared" / "design" / "paper_tables.json"
 
 
@@ -101,3 +104,63 @@ def test_a_grid_that_does_not_exist(tmp_path):
         (tmp_path / "own.toml").write_text(content)
         with pytest.raises(ConfigError, match=r"own\.toml"):
             load_grid(str(tmp_path / "own.toml"))
+
+
+# ------------------------------------------------------------------------------------------------------------- tuning
+
+
+def test_the_search_never_sees_the_test_set_nor_a_seed_of_the_tables():
+    for cell in cells(load_grid(SEARCH), seeds=1):
+        config = cell.config
+        assert config.run.evaluate_on == "validation"
+        assert config.data.validation == 0.1
+        assert config.run.seed == 100
+
+
+def test_the_search_is_the_same_for_every_method_of_every_table():
+    search = load_grid(SEARCH)
+    for name in TABLES:
+        assert [method.name for method in load_grid(name).methods] == [method.name for method in search.methods]
+        assert set(load_grid(name).datasets) <= set(search.datasets)
+
+
+def test_the_tables_take_what_the_search_found(tmp_path):
+    results = Results(tmp_path / "results.sqlite")
+    results.read_lines(RESULTS / "tuning.jsonl")
+    found = chosen(load_grid(SEARCH), results)
+    for name in TABLES:
+        grid = load_grid(name)
+        assert grid.tuned == found
+        for cell in cells(grid):
+            for key, value in found.get(cell.dataset, {}).get(cell.method, {}).items():
+                assert dict(cell.settings)[key] == value
+
+
+def test_the_best_is_chosen_only_where_all_were_tried(tmp_path):
+    search = load_grid(SEARCH)
+    results = Results(tmp_path / "results.sqlite")
+    tried = list(cells(search, datasets=["mnist"], methods=["ours:ratio", "ours:ali"]))
+    for number, cell in enumerate(tried[:-1]):
+        results.add(a_result(cell, accuracy=90.0 - abs(number - 2)))
+    (one,) = chosen(search, results)["mnist"].items()
+    best = max(tried[:-1], key=lambda cell: (cell.method == "ours:ratio", results.get(cell.key).accuracy))
+    assert one == ("ours:ratio", {key: dict(best.settings)[key] for key in search.columns[0].settings})
+
+
+def a_result(cell, accuracy):
+    return Result(
+        key=cell.key,
+        settings=dict(cell.settings),
+        accuracy=accuracy,
+        epsilon=1.0,
+        delta=1e-5,
+        rounds=1,
+        steps=1,
+        stop_reason="max_rounds",
+        seconds=1.0,
+        covers_everything=True,
+        noise_multiplier=1.0,
+        local_steps=[1],
+        accuracies=[],
+        version="0",
+    )

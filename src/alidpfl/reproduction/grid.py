@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -19,7 +19,8 @@ from alidpfl.runs import Config, load_config
 MOST_SEEDS = 10
 """Of a cell that are kept in files and shown in tables."""
 
-NAMES = ("small", "medium", "large", "heterogeneity", "tuning")
+SEARCH = "tuning"
+NAMES = ("small", "medium", "large", "heterogeneity", SEARCH)
 """The grids that ship: Tables I to IV, and the search for their settings."""
 
 _FREE = ("processes", "device", "evaluate_every")  # of [run]: no final accuracy depends on them
@@ -58,8 +59,8 @@ class Grid(_Part):
     settings: Settings = Field(default_factory=dict)
     columns: Annotated[tuple[Column, ...], Field(min_length=1)]
     methods: Annotated[tuple[Method, ...], Field(min_length=1)]
-    tuned: dict[str, Settings] = Field(default_factory=dict)
-    """By data set."""
+    tuned: dict[str, dict[str, Settings]] = Field(default_factory=dict)
+    """By data set and method; of the grids that ship, in tuned.toml."""
     first_seed: Annotated[int, Field(ge=0)] = 0
 
 
@@ -105,8 +106,8 @@ def load_grid(name: str) -> Grid:
             raise ConfigError(f"cannot read the grid {path}: {error.strerror}") from None
         return _parsed(path.stem, content, str(path))
     named("grid", name, dict.fromkeys(NAMES))
-    content = (files("alidpfl.reproduction") / "grids" / f"{name}.toml").read_text(encoding="utf-8")
-    return _parsed(name, content, name)
+    grid = _parsed(name, _shipped(name), name)
+    return grid if name == SEARCH else grid.model_copy(update={"tuned": tomllib.loads(_shipped("tuned"))})
 
 
 def cells(
@@ -138,7 +139,7 @@ def _cell(grid: Grid, column: Column, method: Method, *, dataset: str, accountan
     settings = {
         **grid.settings,
         **column.settings,
-        **_tuned(grid, dataset, method.name),
+        **grid.tuned.get(dataset, {}).get(method.name, {}),
         **method.settings,
         "data.name": dataset,
         "privacy.accountant": accountant,
@@ -155,11 +156,8 @@ def _cell(grid: Grid, column: Column, method: Method, *, dataset: str, accountan
     )
 
 
-def _tuned(grid: Grid, dataset: str, method: str) -> Settings:
-    """Those of the data set, and of the method on it where [tuned.DATASET."METHOD"] says so."""
-    found = grid.tuned.get(dataset, {})
-    common = {key: value for key, value in found.items() if not isinstance(value, Mapping)}
-    return {**common, **found.get(method, {})}
+def _shipped(name: str) -> str:
+    return (files("alidpfl.reproduction") / "grids" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _check_choice(what: str, chosen: Sequence[str], known: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 import csv
 import io
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -11,6 +11,7 @@ from alidpfl.reproduction.grid import Cell, Grid
 from alidpfl.reproduction.published import citation, published
 from alidpfl.reproduction.results import Result, Results
 
+_SYMBOLS = {"method.clip_norm": "C", "method.learning_rate": "η"}
 _UNCOVERED = "its rule reads un-noised signals, which ε does not cover"
 
 
@@ -55,13 +56,11 @@ class Table:
     @property
     def caption(self) -> str:
         """Where the figures are from, and how the settings were chosen."""
-        tuned = "; ".join(
-            f"{dataset}: " + ", ".join(f"{key.partition('.')[2] or key} = {value}" for key, value in settings.items())
-            for dataset, settings in self.grid.tuned.items()
-        )
+        tuned = "; ".join(f"{dataset}: {_listed(settings)}" for dataset, settings in self.grid.tuned.items())
         return (
             f"{self.grid.title}. Test accuracy in % of the last round: ours, mean ± sd over n seeds, the paper's "
-            f"({citation()}) and the difference. Chosen on a held-out part of the training set: {tuned or 'nothing'}. "
+            f"({citation()}) and the difference. Chosen on a held-out part of the training set, by the same search for "
+            f"every method: {tuned or 'nothing'}. "
             f"* {_UNCOVERED}."
         )
 
@@ -168,6 +167,15 @@ def shown(entry: Entry | None) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _listed(settings: Mapping[str, Mapping[str, object]]) -> str:
+    """C = 1, η = 2 (the methods that have it), C = 1, η = 1 (the others)."""
+    methods: dict[str, list[str]] = {}
+    for method, chosen in settings.items():
+        values = ", ".join(f"{_SYMBOLS.get(key, key)} = {value:g}" for key, value in chosen.items())
+        methods.setdefault(values, []).append(method)
+    return ", ".join(f"{values} ({', '.join(names)})" for values, names in methods.items())
 
 
 def _escaped(text: str) -> str:

@@ -1,0 +1,26 @@
+"""Write grids/tuned.toml from what the grid `tuning` found: `python experiments/choose.py`."""
+
+from pathlib import Path
+
+from alidpfl.reproduction.grid import SEARCH, load_grid
+from alidpfl.reproduction.results import Results
+from alidpfl.reproduction.search import chosen
+from alidpfl.store.toml_writer import to_toml
+
+ROOT = Path(__file__).parent.parent
+TUNED = ROOT / "src/alidpfl/reproduction/grids/tuned.toml"
+
+HEAD = """\
+# Written by experiments/choose.py from results/tuning.jsonl: for every data set and method what was best on held-out
+# training data. What has not been searched is not here, and is run with the defaults.
+
+"""
+
+
+def main() -> None:
+    """Only rows of which every point was tried."""
+    TUNED.write_text(HEAD + to_toml(chosen(load_grid(SEARCH), Results(ROOT / "results/results.sqlite"))))
+
+
+if __name__ == "__main__":
+    main()
