@@ -1,6 +1,7 @@
 """The grids that ship, and the figures beside which ours stand."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from alidpfl.reproduction.results import Result, Results
 from alidpfl.reproduction.search import chosen
 
 TABLES = [name for name in NAMES if name != SEARCH]
-RESULTS = Path(__file__).parents[2] / "results"
+ROOT = Path(__file__).parents[2]
 SHARED = Path(__file__).parents[3] / "shared" / "design" / "paper_tables.json"
 
 
@@ -106,6 +107,18 @@ def test_a_grid_that_does_not_exist(tmp_path):
             load_grid(str(tmp_path / "own.toml"))
 
 
+def test_the_grid_in_the_docs_is_one(tmp_path):
+    (content,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/reproduce.md").read_text(), re.DOTALL)
+    (tmp_path / "mine.toml").write_text(content)
+    listed = list(cells(load_grid(str(tmp_path / "mine.toml"))))
+    assert [(cell.method, cell.accountant) for cell in listed] == [("ratio", "pld"), ("ali", "rdp")] * 2
+    assert [cell.config.privacy.sample_rate for cell in listed] == [0.02, 0.02, 0.08, 0.08]
+    assert [cell.config.method.learning_rate for cell in listed[:2]] == [2.0, 4.0]
+    (tmp_path / "mine.toml").write_text(content.replace('"q = 0.02"', '"q = 0.02, small"'))
+    with pytest.raises(ConfigError, match="name"):
+        load_grid(str(tmp_path / "mine.toml"))
+
+
 # ------------------------------------------------------------------------------------------------------------- tuning
 
 
@@ -126,7 +139,7 @@ def test_the_search_is_the_same_for_every_method_of_every_table():
 
 def test_the_tables_take_what_the_search_found(tmp_path):
     results = Results(tmp_path / "results.sqlite")
-    results.read_lines(RESULTS / "tuning.jsonl")
+    results.read_lines(ROOT / "results" / "tuning.jsonl")
     found = chosen(load_grid(SEARCH), results)
     for name in TABLES:
         grid = load_grid(name)

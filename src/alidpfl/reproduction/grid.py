@@ -25,6 +25,7 @@ NAMES = ("small", "medium", "large", "heterogeneity", SEARCH)
 
 _FREE = ("processes", "device", "evaluate_every")  # of [run]: no final accuracy depends on them
 Settings = dict[str, Any]
+_Name = Annotated[str, Field(pattern="^[^,]+$")]  # they are chosen by lists
 
 
 class _Part(BaseModel):
@@ -34,7 +35,7 @@ class _Part(BaseModel):
 class Column(_Part):
     """One column of the table."""
 
-    name: str
+    name: _Name
     match: dict[str, str] = Field(default_factory=dict)
     """What the paper's cell is found by."""
     settings: Settings
@@ -43,7 +44,7 @@ class Column(_Part):
 class Method(_Part):
     """One row of the table."""
 
-    name: str
+    name: _Name
     settings: Settings
     accountants: tuple[str, ...] | None = None
     """None for those of the grid."""
