@@ -20,6 +20,9 @@ Overrides = Annotated[
 ]
 
 
+_LARGEST_WEIGHT = 0.5
+
+
 @flower_app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to make: what `flwr run` takes.")],
@@ -44,6 +47,9 @@ def init(
     from alidpfl.runs.flower_folder import write_app_folder
 
     settings = load_config(config, overrides or [])
+    if settings.federation.max_client_weight is None and not simulation:
+        # Nobody can check how many records a node has: one that says 10^12 must not be the whole average.
+        settings = load_config(config, [*(overrides or []), f"federation.max_client_weight={_LARGEST_WEIGHT}"])
     options = FlowerOptions(
         out=str((out or Path("runs") / folder.name).absolute()),
         nodes=settings.data.clients if nodes is None else nodes,

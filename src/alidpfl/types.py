@@ -119,6 +119,8 @@ class RoundRecord:
     """False where un-noised signals were used: ε then does not cover the run."""
     dropped: tuple[ClientId, ...] = ()
     """Clients that were charged but whose update never came, or came too late."""
+    cut: Mapping[ClientId, int] = field(default_factory=dict)
+    """Clients whose own policy cut their plan, and the steps that they ran."""
     rejected: Mapping[ClientId, str] = field(default_factory=dict)
     """Updates that the server refused, with the reason."""
     aggregated: bool = True
@@ -149,5 +151,6 @@ class RoundRecord:
         restored = dict(values)
         restored["client_epsilon"] = {int(k): v for k, v in values["client_epsilon"].items()}
         restored["rejected"] = {int(k): v for k, v in values["rejected"].items()}
+        restored["cut"] = {int(k): v for k, v in values.get("cut", {}).items()}
         restored["dropped"] = tuple(values["dropped"])
         return cls(**restored)

@@ -13,6 +13,7 @@ from alidpfl.dpsgd import PerSampleClipper, native
 from alidpfl.dpsgd.clipping import _SAFETY
 from alidpfl.dpsgd.gradients import Storage, clip_factors
 from alidpfl.dpsgd.recording import find_units
+from alidpfl.models import make_model
 
 from .oracle import clipped_sum, distance, gradients_one_by_one, norm
 from .zoo import CASES, Scale
@@ -231,13 +232,36 @@ def test_rounding_that_always_goes_the_same_way(value, limit, path):
 
 
 def test_huge_norms_have_no_imprecise_factor():
-    """Near 1e38 a float32 factor is denormal and rounds up: such samples are dropped instead."""
-    layer = nn.Linear(1, 1, bias=False)
-    for scale in (1e10, 1e18, 1.8e19):
-        clipper = PerSampleClipper(layer, loss=lambda o, t, scale=scale: o.squeeze(1) * scale)
-        for value in (1e5, 7e11, 1.8e19, 3e38):
-            ours = clipper.clipped_sum(torch.full((1, 1), value), torch.zeros(1), clip_norm=1e-6, seed=0)
-            assert norm(ours.gradients) <= 1e-6 * (1 + 1e-6)
+    """Near 1e38 a float32 factor, or a gradient times it, is denormal and rounds up: such samples are dropped."""
+    for positions in ((), (3,)):  # with positions the gradient is a sum
+        layer = nn.Linear(2, 2, bias=False)
+        for scale in (1e-10, 1e-9, 1e10, 1e17):
+            clipper = PerSampleClipper(layer, loss=lambda o, t, scale=scale: o.flatten(1).sum(1) * scale)
+            for value in (1e5, 7e11, 1.8e19, 1.3e38, 3e38):
+                x = torch.full((1, *positions, 2), value)
+                for clip_norm in (1e-6, 1e-3, 1.0):
+                    ours = clipper.clipped_sum(x, torch.zeros(1), clip_norm=clip_norm, seed=0)
+                    assert norm(ours.gradients) <= clip_norm * (1 + 1e-6), (positions, scale, value, clip_norm)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_hostile_weights_cannot_lift_a_sample_over_the_clip_norm(name):
+    """Hidden values of 1e38 and gradients of 1e-11 behind them: with denormals, 1.95 C."""
+    shape = (1, 28, 28)
+    model = make_model(name, shape, 10, hidden=128, seed=0)
+    clipper = PerSampleClipper(model)
+    nothing = torch.zeros(0, *shape), torch.zeros(0).long()
+    clipper.clipped_sum(*nothing, clip_norm=1.0, seed=0)  # tried at its own weights
+    hidden_bias, output_bias = list(model.parameters())[-3], list(model.parameters())[-1]
+    for clip_norm in (1e-5, 1e-3, 1.0):
+        for value in torch.linspace(0.7e38, 3.4e38, 9).tolist():
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+                hidden_bias.fill_(value)
+                output_bias[0] = 26.0
+            ours = clipper.clipped_sum(torch.rand(1, *shape), torch.tensor([0]), clip_norm=clip_norm, seed=0)
+            assert norm(ours.gradients) <= clip_norm * (1 + 1e-6)
 
 
 def test_large_batches_differ_by_no_more_than_one_sample():

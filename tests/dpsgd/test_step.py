@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import nn
 
-from alidpfl.dpsgd import PerSampleClipper, RandomStream, StepSettings, dp_sgd_step, noised_sum
+from alidpfl.dpsgd import PerSampleClipper, RandomStream, StepSettings, add_noise, dp_sgd_step, noised_sum
+from alidpfl.dpsgd.step import noise_grid
 from alidpfl.errors import ConfigError
 
 from .oracle import distance, norm
@@ -63,8 +64,42 @@ def test_the_step_is_the_formula():
         z = noise[position : position + parameter.numel()].view_as(parameter)
         position += parameter.numel()
         expected = clipped.gradients[name] + 2.0 * 0.3 * z
-        torch.testing.assert_close(result.noised_sum[name], expected)
-        torch.testing.assert_close(parameter.detach(), before[name] - 0.7 / 11.0 * expected)
+        rounding = noise_grid(2.0 * 0.3) / 2
+        torch.testing.assert_close(result.noised_sum[name], expected, rtol=0, atol=rounding * (1 + 1e-3))
+        torch.testing.assert_close(parameter.detach(), before[name] - 0.7 / 11.0 * result.noised_sum[name])
+
+
+@pytest.mark.parametrize("scale", [1e-20, 0.003, 1.0, 1.1, 2.0, 300.0])
+def test_what_is_released_lies_on_a_grid_that_depends_on_the_noise_only(scale):
+    """Low-order bits of a float sum tell what was added: without the grid, noise alone is told from noise on this."""
+    added = {"nothing": 0.0, "little": scale / 3e5, "a lot": scale / 3, "much": 700 * scale}
+    grid = noise_grid(scale)
+    assert scale / 512 <= grid <= scale / 256
+    assert math.frexp(grid)[0] == 0.5  # a power of two: no rounding but the one that is meant
+    for what, value in added.items():
+        for dtype in (torch.float32, torch.float64):
+            released = {"weight": torch.full((4096,), value, dtype=dtype)}
+            add_noise(released, scale, RandomStream.secure())
+            places = released["weight"].double() / grid
+            assert torch.equal(places, places.round()), what
+            assert len(places.unique()) > 500
+            assert abs(float(released["weight"].double().mean()) - value) < 6 * scale / 64
+
+
+def test_the_grid_leaves_the_noise_as_it_was():
+    """Mean, deviation and the share of odd places, of a million: rounding is neither to one side nor coarse."""
+    released = {"weight": torch.zeros(1_000_000)}
+    add_noise(released, 1.5, RandomStream.secure())
+    values = released["weight"].double()
+    assert abs(float(values.mean())) < 6 * 1.5e-3
+    assert float(values.std()) == pytest.approx(1.5, rel=6 / math.sqrt(2e6))
+    odd = (values / noise_grid(1.5)).round().remainder(2).mean()
+    assert float(odd) == pytest.approx(0.5, abs=6 * 0.0005)
+
+
+def test_noise_too_small_for_a_grid_is_refused():
+    with pytest.raises(ConfigError, match="1e-25"):
+        noise_grid(1e-26)
 
 
 def test_noise_has_the_right_scale_in_the_released_sum():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from alidpfl.engines.simulation import default_processes
 from alidpfl.errors import ConfigError
 from alidpfl.federation.params import flatten, trained
-from alidpfl.federation.process import one_thread
+from alidpfl.federation.process import steady_arithmetic
 
 from .parts import METHODS, MODELS, cnn, federation, linear, made_data, open_files, plan, simulation, zeros
 
@@ -142,14 +142,32 @@ def test_nothing_is_left_after_training():
     assert multiprocessing.active_children() == children
 
 
+def test_no_denormal_is_ever_computed_with():
+    """They take a hundred times as long: with weights of a hostile server, time would tell which records were drawn."""
+
+    def product():
+        return float(torch.full((1,), 1e-30) * torch.full((1,), 1e-10))
+
+    assert product() > 0
+    with steady_arithmetic():
+        with steady_arithmetic():
+            assert product() == 0
+        assert product() == 0  # the inner one leaves the outer one as it was
+    assert product() > 0
+    for processes in (1, 2):
+        with simulation(processes) as found:
+            found._runner.evaluate = lambda *_: (product(), 0.0)
+            assert found.evaluate(zeros(), "test").accuracy == 0
+
+
 def test_one_thread_is_for_a_while_only():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with one_thread():
+        with steady_arithmetic():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
-        with pytest.raises(RuntimeError), one_thread():
+        with pytest.raises(RuntimeError), steady_arithmetic():
             raise RuntimeError
         assert torch.get_num_threads() == 2
         for processes in (1, 2):

@@ -90,6 +90,19 @@ def test_the_divisor_is_public_and_ignores_what_the_batch_turned_out_to_be():
     assert float(moved.std()) != pytest.approx(expected * 1.25, rel=0.05)
 
 
+def test_no_step_meets_a_denormal_number(monkeypatch):
+    """They take a hundred times as long, so that time would tell which records meet them."""
+    seen = []
+
+    def drawn(num_records, sample_rate, random):
+        seen.append(float(torch.full((1,), 1e-30) * torch.full((1,), 1e-10)))
+        return poisson_sample(num_records, sample_rate, random)
+
+    monkeypatch.setattr(client, "poisson_sample", drawn)
+    trainer().train(flatten(trained(make_model())), client_data(), PLAN, RandomStream.seeded(1))
+    assert seen == [0.0] * PLAN.steps
+
+
 def test_secants_of_pure_noise_are_what_their_own_figures_say():
     """The noise's mean and variance are claimed; measure them. Wrong by a quarter, either would be seen."""
     plan = replace(PLAN, signals=frozenset({"secants"}))

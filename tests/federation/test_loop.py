@@ -14,7 +14,7 @@ from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Evaluation
 from alidpfl.methods import METHODS, FedAvgDp
 from alidpfl.policies import POLICIES
-from alidpfl.types import ClientUpdate, StopReason
+from alidpfl.types import ClientUpdate, RoundRecord, StopReason
 from tests.federation.conftest import NOISE_MULTIPLIER, SIZES, make_training
 
 COMBINATIONS = [
@@ -96,6 +96,8 @@ def test_a_round_that_a_client_cut_short_is_not_averaged_into_one_gradient(steps
     assert record.aggregated
     assert ("mean_gradient" in training.state()[0]) == kept  # step sizes differ: no common divisor
     assert training._ledger.steps_spent(0) == record.local_steps  # charged as asked
+    assert record.cut == ({} if steps is None else {0: steps})
+    assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
 def test_a_forfeited_round_is_charged_and_not_run():
@@ -239,6 +241,16 @@ def test_no_round_plans_more_than_its_clients_can_pay_for():
     """One client of four a round, few rounds: an even pace would ask for more than R_c of whoever is drawn."""
     training = make_training(engine=FakeEngine(), clients_per_round=1, max_rounds=3)
     assert all(record.local_steps <= training._ledger.max_steps for record in training)
+
+
+@pytest.mark.parametrize("method", ["fedavg_dp", "ali_dpfl"])
+def test_no_round_plans_more_than_anybody_would_run(method):
+    free = make_training(engine=FakeEngine(), method=method, max_rounds=3)
+    held = make_training(engine=FakeEngine(), method=method, max_rounds=3, max_local_steps=2)
+    assert max(record.local_steps for record in free) > 2
+    records = list(held)
+    assert [record.local_steps for record in records] == [2, 2, 2]
+    assert held._ledger.steps_spent(0) == records[-1].steps == 6  # nobody is charged for steps that nobody runs
 
 
 def test_half_the_clients_a_round_can_run_twice_the_steps():

@@ -42,9 +42,15 @@ def test_shares_follow_the_sizes_and_respect_the_cap():
     sizes = {0: 10, 1: 30, 2: 60}
     assert server.shares(sizes, [0, 1, 2], 1.0) == pytest.approx([0.1, 0.3, 0.6])
     assert server.shares(sizes, [0, 2], 1.0) == pytest.approx([1 / 7, 6 / 7])
-    capped = server.shares(sizes, [0, 1, 2], 0.3)
-    assert capped == pytest.approx([0.1 / 0.7, 0.3 / 0.7, 0.3 / 0.7])
-    assert sum(capped) == pytest.approx(1)
+    assert server.shares(sizes, [0, 1, 2], 0.5) == pytest.approx([0.125, 0.375, 0.5])
+    assert server.shares(sizes, [0, 1, 2], 0.4) == pytest.approx([0.2, 0.4, 0.4])  # the second is over it in turn
+    assert server.shares(sizes, [2, 0, 1], 0.4) == pytest.approx([0.4, 0.2, 0.4])
+    assert server.shares(sizes, [0, 1, 2], 0.3) == pytest.approx([1 / 3] * 3)
+
+
+def test_no_lie_about_its_size_gives_a_client_more_than_the_cap():
+    shares = server.shares({0: 65, 1: 1 << 40, 2: 65}, [0, 1, 2], 0.4)
+    assert shares == pytest.approx([0.3, 0.4, 0.3])
 
 
 def test_the_mean_is_weighted():

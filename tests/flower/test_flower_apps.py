@@ -7,11 +7,13 @@ import sys
 import numpy as np
 import pytest
 from flwr.app import Error, Message
+from flwr.common.logger import FLOWER_LOGGER
 from flwr.supercore.task_identity import TaskIdentity
 
 from alidpfl.engines.flower_messages import _CODES, code_of, packed, refused, unpacked
 from alidpfl.engines.flower_server import GridLink
 from alidpfl.engines.nodes import Failure
+from alidpfl.errors import NodesMissingError
 from alidpfl.flower_apps import client
 from alidpfl.vault.folder import SOCKET
 from alidpfl.vault.messages import decode_answer
@@ -135,6 +137,18 @@ def test_what_a_node_says_cannot_write_on_the_servers_terminal():
     assert failure.code == "budget"
     assert failure.reason.isprintable()
     assert len(failure.reason) <= 300
+
+
+def test_an_error_that_a_user_can_mend_is_a_line_in_flowers_log(caplog):
+    for error in (NodesMissingError("start more nodes"), RuntimeError("a bug")):
+        try:
+            raise error
+        except Exception as raised:
+            FLOWER_LOGGER.error("ServerApp raised an exception", exc_info=raised)
+    ours, theirs = caplog.records
+    assert ours.getMessage() == "alidpfl: start more nodes"
+    assert ours.exc_info is None
+    assert theirs.exc_info is not None  # a bug keeps its traceback
 
 
 def test_what_is_packed_is_unpacked():

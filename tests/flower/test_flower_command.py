@@ -29,6 +29,16 @@ def test_init_writes_settings_that_read_back(tmp_path):
     assert app["components"] == {"serverapp": "alidpfl.flower_apps:server", "clientapp": "alidpfl.flower_apps:client"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "weight"),
+    [((), 0.5), (("--set", "federation.max_client_weight=0.9"), 0.9), (("--simulation",), None)],
+)
+def test_init_caps_the_weight_of_a_node_whose_size_nobody_can_check(tmp_path, arguments, weight):
+    assert alidpfl("flower", "init", tmp_path / "app", *arguments).exit_code == 0
+    app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert from_run_config(flat(app["config"]))[0].federation.max_client_weight == weight
+
+
 def test_init_writes_over_nothing(tmp_path):
     assert alidpfl("flower", "init", tmp_path / "app").exit_code == 0
     again = alidpfl("flower", "init", tmp_path / "app")

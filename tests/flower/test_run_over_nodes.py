@@ -135,6 +135,14 @@ def forged_unchecked(change):
     return hook
 
 
+def test_words_in_an_answer_cannot_write_on_the_servers_terminal(tmp_path):
+    shouting = {"\x1b[2J\nround 9: all is well" + "x" * 10_000: 1}
+    link = fake_link(hooks={NODE_IDS[0]: forged_unchecked(shouting)})
+    assert run_over_nodes(link, run_config(tmp_path / "out")).rounds == 4
+    assert any("malformed" in line for line in link.told)
+    assert all(line.isprintable() and len(line) < 500 for line in link.told)
+
+
 def test_garbage_is_no_answer(tmp_path):
     link = fake_link(hooks={NODE_IDS[2]: lambda question, _, honest: honest if question == "info" else b"garbage"})
     assert run_over_nodes(link, run_config(tmp_path / "out")).rounds == 4
@@ -174,6 +182,27 @@ def test_what_a_vault_has_left_bounds_the_next_plan(tmp_path):
     link = fake_link(hooks=dict.fromkeys(NODE_IDS, forged({"steps_left": 1})))
     run_over_nodes(link, run_config(tmp_path / "out"))
     assert taus(tmp_path / "out")[1:] == [1, 1, 1]
+
+
+def test_no_round_asks_for_more_steps_than_any_vault_runs(tmp_path, simulated):
+    """By what they made public: one that says less is cut by its vault, one that says more holds up nobody."""
+
+    def limited(steps):
+        def hook(question, _content, honest):
+            if question != "info":
+                return honest
+            told = json.loads(honest)
+            told["info"]["limits"]["max_steps_per_round"] = steps
+            return json.dumps(told).encode()
+
+        return hook
+
+    link = fake_link(hooks=dict(zip(NODE_IDS, map(limited, (1, 3, 2)), strict=True)))
+    run_over_nodes(link, run_config(tmp_path / "out"))
+    assert max(taus(simulated)) > 3
+    assert max(taus(tmp_path / "out")) == 3
+    kept = RunDirectory.open(tmp_path / "out").members()["clients"]
+    assert sorted(client["most_steps"] for client in kept) == [1, 2, 3]
 
 
 def test_a_vault_may_run_fewer_steps_than_asked_for(tmp_path):
@@ -303,7 +332,11 @@ def test_fewer_nodes_will_do_where_that_was_said(tmp_path):
         ({"terms": {"sample_rate": 0.01, "min_noise_multiplier": 1.0, "release": "step"}}, "sample_rate=0.01"),
         ({"terms": {"sample_rate": 1.0, "min_noise_multiplier": 9.0, "release": "step"}}, "noise_multiplier=9"),
         ({"terms": {"sample_rate": 1.0, "min_noise_multiplier": 1.0, "release": "update"}}, "noise on the update"),
-        ({"limits": {"min_clip_norm": 2.0, "max_clip_norm": 3.0}}, "clip norm from 2 to 3"),
+        (
+            {"limits": {"min_clip_norm": 2.0, "max_clip_norm": 3.0, "max_steps_per_round": 9}},
+            "method.clip_norm from 2 to 3",
+        ),
+        ({"num_records": 1}, "less than one a batch"),
         ({"parameters": [["w", [2, 2]]]}, "another model"),
         ({"num_records": 0}, "num_records"),
         ({"num_records": 10**15}, "num_records"),

@@ -30,6 +30,15 @@ def rows(*table):
     return {first: rest for first, *rest in cells if rest}
 
 
+def test_a_run_over_vaults_says_whose_records_they_are(tmp_path):
+    path = make_run(tmp_path / "deployed", summary={**SUMMARY, "randomness": "secure", "is_synthetic": True})
+    RunDirectory.open(path).write_members({"run": "x", "clients": [{"node": "1"}, {"node": "2"}]})
+    shown = rows(summary_table(RunSnapshot.load(path)))
+    assert (shown["dataset"], shown["clients"], shown["partition"]) == (["in vaults"], ["2"], ["by owner"])
+    facts = RunSnapshot.load(path).facts()
+    assert (facts["randomness"], facts["is_synthetic"]) == ("secure", False)
+
+
 def test_the_summary_of_a_finished_run(tmp_path):
     snapshot = RunSnapshot.load(make_run(tmp_path / "first", summary=SUMMARY))
     assert "first" in rendered(summary_table(snapshot))

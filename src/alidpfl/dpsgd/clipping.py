@@ -273,7 +273,8 @@ class PerSampleClipper:
             with trial(self.model, x, y):
                 with torch.no_grad():
                     outputs = self.model(x)
-                classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else None
+                # Whichever dimension holds the classes: labels below the smallest are labels of all.
+                classes = min(outputs.shape[1:]) if isinstance(outputs, Tensor) and outputs.dim() > 1 else None
                 y = made_up(targets, number, classes)
                 ours = self._microbatch(x, y, math.inf)
                 true_norms, true_sums = one_by_one(lambda x, y: self._loss(self.model(x), y), self.parameters, x, y)

@@ -17,6 +17,7 @@ from torch import Tensor
 SCRATCH_BYTES = 1 << 20  # intermediate copies are made in chunks of this size, which stay in the cache
 _EXACT_LENGTH = 256  # float32 sums of so many squares are right to 2e-7, whatever the values; longer ones may drift
 LARGEST_NORM = 1e30  # beyond, a clip factor would be a denormal number, which is not precise; see also _native.c
+_LARGEST_INPUT = 1e20  # likewise the weighted gradient that multiplies it: denormals round by up to half of themselves
 
 
 class Storage(Enum):
@@ -58,6 +59,16 @@ def squared_norms(tensor: Tensor) -> Tensor:
 def squared_rows(tensor: Tensor) -> Tensor:
     """(B, ...) -> (B,) squared Euclidean norm of each sample's entries, in double."""
     return squared_norms(tensor.flatten(1))
+
+
+def precise(squared: Tensor, inputs: Tensor) -> Tensor:
+    """(B,) the squared norms of a bilinear form, infinite (so that the sample is dropped) where inputs are huge.
+
+    A server can choose weights that make a layer's inputs 1e38 and the gradients that come back 1e-10. Their product is
+    nothing special, but the gradient times its clip factor would be a denormal number, and its rounding error times
+    1e38 would exceed the clip norm.
+    """
+    return torch.where(squared_rows(inputs) <= _LARGEST_INPUT**2, squared, torch.inf)  # false for NaN
 
 
 def _zero(tensor: Tensor, dropped: Tensor | None) -> Tensor:

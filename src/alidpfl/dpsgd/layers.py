@@ -17,6 +17,7 @@ from alidpfl.dpsgd.gradients import (
     SampleGradients,
     Storage,
     Stored,
+    precise,
     rewritten,
     squared_rows,
     stored,
@@ -41,7 +42,7 @@ def linear_gradients(
             found["weight"] = Bilinear(
                 inputs=inputs,
                 grad_output=grad_output,
-                squared_norms=squared * squared_rows(inputs.double()),
+                squared_norms=precise(squared * squared_rows(inputs.double()), inputs),
                 form=_outer,
             )
         return found
@@ -67,7 +68,7 @@ def _sequence_weight(inputs: Tensor, grad_output: Tensor, storage: Storage) -> S
     _, positions, width_in = inputs.shape
     width_out = grad_output.shape[2]
     if positions * (width_in + width_out) < width_in * width_out:  # fewer multiplications than writing them out
-        squared = _gram_norms(inputs, grad_output)
+        squared = precise(_gram_norms(inputs, grad_output), inputs)
         return Bilinear(inputs=inputs, grad_output=grad_output, squared_norms=squared, form=_outer_in_double)
     if storage is Storage.KEEP:
         return _write_sequence_weight(inputs, grad_output)

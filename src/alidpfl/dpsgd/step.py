@@ -12,6 +12,8 @@ from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.errors import ConfigError
 
 _LEAST_NOISE = 1e-3  # as in the accounting: below, nothing is private
+_LEAST_SCALE = 1e-25  # float32 has no fine grid much below
+_GRID_BITS = 8
 NO_NOISE = "no-noise"
 NO_CLIPPING = "no-clipping"
 
@@ -105,17 +107,30 @@ def noised_sum(
 
 
 def add_noise(gradients: dict[str, Tensor], scale: float, random: RandomStream) -> None:
-    """Add N(0, scale² I) to all tensors, in place of them; the result is float32, whatever they were.
+    """Add N(0, scale² I) to all tensors, in place of them; the result is float32 on a public grid, whatever they were.
 
-    Sums of many micro-batches come in float64, noise is float32: their sum must not show which of its bits are noise.
+    A sum of two floats shows in its last bits what was added (Mironov 2012): noise alone has other low-order bits than
+    noise on a gradient. So the sum is rounded to a grid that depends on nothing but `scale`. The grid is so coarse that
+    each of its cells holds thousands of the noise's own values, and so fine that its rounding is 1e-6 of the variance.
     """
     if scale == 0:
         return
+    grid = noise_grid(scale)
     sizes = [gradient.numel() for gradient in gradients.values()]
     noise = random.normal(sum(sizes))
     for (name, gradient), part in zip(gradients.items(), noise.split(sizes), strict=True):
         on_device = part.view(gradient.shape).to(gradient.device)
-        gradients[name] = gradient.add_(on_device, alpha=scale).float()
+        noised = gradient.add_(on_device, alpha=scale).float()
+        gradients[name] = noised.div_(grid).round_().mul_(grid)  # a power of two: only `round_` rounds
+
+
+def noise_grid(scale: float) -> float:
+    """Distance of two values that a noised coordinate can have: a power of two, 1/512 to 1/256 of the noise's scale."""
+    if not scale >= _LEAST_SCALE:
+        raise ConfigError(
+            f"noise_multiplier x clip_norm={scale:g} must be at least {_LEAST_SCALE:g}; scale the loss up instead"
+        )
+    return float(2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS))
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from alidpfl.engines.simulation import Simulation
 from alidpfl.errors import ConfigError
 from alidpfl.federation.loop import Training
 from alidpfl.federation.params import flatten, load, trained
-from alidpfl.federation.process import one_thread
+from alidpfl.federation.process import steady_arithmetic
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Engine, Evaluation, FederationSettings, Part
 from alidpfl.methods import Method
@@ -118,7 +118,7 @@ class Federation:
 
     def step(self) -> RoundRecord | None:
         """One round; None once a limit is reached."""
-        with one_thread():  # the server's sums too: a second thread would wait for a core that a worker has
+        with steady_arithmetic():  # the server's sums too: a second thread would wait for a core that a worker has
             return self.training.step()
 
     def check_time_limit(self) -> None:

@@ -1,20 +1,21 @@
 """The server's side of Flower: nodes by way of its grid. Every wait has an end of its own."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from logging import INFO
 
 from flwr.app import Context, Message
-from flwr.common.logger import log
+from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid, ServerApp
 
 from alidpfl.engines.flower_messages import MESSAGE_TYPES, code_of, packed, unpacked
 from alidpfl.engines.nodes import Failure, Link, NodeId, Question
+from alidpfl.errors import AliDpflError
 
 RunConfig = Mapping[str, bool | int | float | str]
 
 _FIRST_POLL, _LONGEST_POLL, _POLL_GROWTH = 0.1, 1.0, 1.3
-_LONGEST_REASON = 300
 _SECONDS_BEYOND = 60.0  # that Flower keeps a message after we stop waiting for it
 
 
@@ -71,9 +72,20 @@ class GridLink:
         return ids[0] if ids and ids[0] else None
 
 
+class _OurErrorsInALine(logging.Filter):
+    """Flower shows a traceback for whatever a ServerApp raises; what a user can mend is said in a line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, AliDpflError):
+            record.msg, record.args, record.exc_info = "alidpfl: %s", (str(error),), None
+        return True
+
+
 def server_app(run: Callable[[Link, RunConfig], None]) -> ServerApp:
     """A ServerApp that hands the nodes and the submitted settings to `run`."""
     app = ServerApp()
+    FLOWER_LOGGER.addFilter(_OurErrorsInALine())
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -84,7 +96,6 @@ def server_app(run: Callable[[Link, RunConfig], None]) -> ServerApp:
 
 def _opened(reply: Message) -> bytes | Failure:
     if reply.has_error():
-        told = (reply.error.reason or "")[:_LONGEST_REASON]  # by a node that may lie, for a log and a terminal
-        return Failure(code=code_of(reply.error), reason="".join(c if c.isprintable() else " " for c in told))
+        return Failure(code=code_of(reply.error), reason=reply.error.reason or "")
     content = unpacked(reply)
     return Failure(code="malformed", reason="the answer has no content") if content is None else content

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,6 +15,7 @@ Question: TypeAlias = Literal["info", "train"]
 
 MOST_RECORDS = 1 << 40
 _POLL_SECONDS = 0.5
+_LONGEST_REASON = 300
 _SECONDS_TO_INTRODUCE = 90.0  # the node's process starts, and its vault may still be loading
 
 
@@ -25,6 +26,11 @@ class Failure:
     code: str
     """A vault's `RefusalCode`, or what went wrong on the way."""
     reason: str
+    """For a log and a terminal, and maybe by a node that lies: cut short, printable characters only."""
+
+    def __post_init__(self) -> None:
+        plain = "".join(character if character.isprintable() else " " for character in self.reason)
+        object.__setattr__(self, "reason", plain[:_LONGEST_REASON])
 
 
 class Link(Protocol):
@@ -55,6 +61,7 @@ class _Terms(_Told):
 class _Limits(_Told):
     min_clip_norm: float
     max_clip_norm: float
+    max_steps_per_round: int = Field(ge=1)
 
 
 class VaultInfo(_Told):
@@ -94,15 +101,17 @@ class Member:
     node: NodeId
     vault: str
     num_records: int
+    most_steps: int
+    """That its vault runs in a round."""
 
     def to_json(self) -> dict[str, Any]:
         """For the run's directory. Node ids have 64 bits, more than some JSON readers keep."""
-        return {"node": str(self.node), "vault": self.vault, "num_records": self.num_records}
+        return {**asdict(self), "node": str(self.node)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Member":
         """Back from what `to_json` gave."""
-        return cls(node=int(values["node"]), vault=values["vault"], num_records=values["num_records"])
+        return cls(**{**values, "node": int(values["node"])})
 
 
 def gather(
@@ -157,9 +166,7 @@ def found_again(members: Sequence[Member], nodes: Mapping[NodeId, Node]) -> list
     taken = {member.node for member in members} & nodes.keys()
     by_vault = {node.info.vault: node.node for node in nodes.values() if node.node not in taken}
     return [
-        member
-        if member.node in taken
-        else Member(node=by_vault.get(member.vault, member.node), vault=member.vault, num_records=member.num_records)
+        member if member.node in taken else replace(member, node=by_vault.get(member.vault, member.node))
         for member in members
     ]
 

@@ -17,7 +17,7 @@ from alidpfl.engines.enrolment import check_enrolment
 from alidpfl.engines.runner import Runner, SimulationData
 from alidpfl.engines.workers import SharedWeights, Task, WorkerPool
 from alidpfl.errors import ConfigError
-from alidpfl.federation.process import one_thread
+from alidpfl.federation.process import steady_arithmetic
 from alidpfl.federation.settings import Evaluation, Part
 from alidpfl.methods import Method
 from alidpfl.types import ClientPlan, ClientUpdate
@@ -61,7 +61,7 @@ class Simulation:
         if wanted > 1 and not sys.platform.startswith("linux"):
             raise ConfigError(f"processes={processes} needs Linux, where processes can be forked; use 1")
         self._processes = 1 if device != "cpu" else wanted
-        with one_thread():
+        with steady_arithmetic():
             self._runner = Runner(model=model, method=method, data=data, seed=seed, device=device)
             check_enrolment(self._runner.model, data)
         self._data = data
@@ -84,8 +84,7 @@ class Simulation:
     def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
         """Train these clients from `params`; the updates in the plans' order."""
         if self._processes == 1:
-            with one_thread():
-                return [self._runner.train(params, plan) for plan in plans]
+            return [self._runner.train(params, plan) for plan in plans]
         pool = self._ready_pool(len(plans), params)
         updates = pool.run(enumerate(plans), longest_first=self._expected_work)
         return [replace(update, params=pool.weights.of_client(slot)) for slot, update in enumerate(updates)]
@@ -97,7 +96,7 @@ class Simulation:
         total = len(self._data.evaluation[part][1])
         slices = [slice(start, start + _EVALUATION_ROWS) for start in range(0, total, _EVALUATION_ROWS)]
         if self._processes == 1:
-            with one_thread():
+            with steady_arithmetic():
                 pieces = [self._runner.evaluate(params, part, rows) for rows in slices]
         else:
             pieces = self._ready_pool(1, params).run((part, rows) for rows in slices)
@@ -107,7 +106,7 @@ class Simulation:
     def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
         """About how long training these plans takes: the largest is tried, on made-up records of the same number."""
         largest = max(plans, key=self._work)
-        with one_thread():
+        with steady_arithmetic():
             seconds = min(self._runner.rehearse(params, largest) for _ in range(2))  # the first also warms up
         return seconds * max(1.0, sum(map(self._work, plans)) / self._work(largest) / self._processes)
 

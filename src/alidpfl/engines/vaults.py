@@ -115,7 +115,7 @@ class VaultEngine:
             if waited >= max(self._wait_for_nodes, _GRACE_SECONDS):
                 raise NodesMissingError(
                     f"{len(online)} of {len(wanted)} nodes are there and {least} are needed: nothing was asked of them "
-                    f"in round {plans[0].round}; see to the others and submit the run again, it goes on from here"
+                    f"in round {plans[0].round + 1}; see to the others and submit the run again, it goes on from here"
                 )
             self._sleep(_POLL_SECONDS)
 
@@ -171,7 +171,7 @@ class VaultEngine:
         )
 
     def _note(self, plan: ClientPlan, failure: Failure) -> None:
-        self._link.tell(f"round {plan.round}: client {plan.client} is left out: {failure.code}: {failure.reason}")
+        self._link.tell(f"round {plan.round + 1}: client {plan.client} is left out: {failure.code}: {failure.reason}")
         if failure.code == RefusalCode.BUDGET:  # its own account has the last word
             self._ledger.cap(plan.client, 0)
 

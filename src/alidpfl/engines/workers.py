@@ -19,7 +19,7 @@ from torch import Tensor
 
 from alidpfl.engines.runner import Runner
 from alidpfl.errors import AliDpflError
-from alidpfl.federation.process import keep_heap
+from alidpfl.federation.process import keep_heap, steady_arithmetic
 from alidpfl.federation.settings import Part
 from alidpfl.types import ClientPlan
 
@@ -149,9 +149,8 @@ def _work(runner: Runner, weights: SharedWeights, pipe: Connection) -> None:
     gc.freeze()  # what the fork copied is never collected here: its files are closed under it
     _close_files_but(pipe.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, after the round
-    torch.set_num_threads(1)
     keep_heap()
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    with steady_arithmetic(), suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             pipe.send(_answer(runner, weights, pipe.recv()))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from alidpfl.dpsgd import PerSampleClipper, RandomStream, StepSettings, add_noise, dp_sgd_step, poisson_sample
 from alidpfl.errors import DataError
 from alidpfl.federation.params import flatten, load
+from alidpfl.federation.process import steady_arithmetic
 from alidpfl.federation.raw_signals import raw_signals
 from alidpfl.federation.secants import Noise, secant, squared_norm, total
 from alidpfl.methods.objective import Objective
@@ -54,12 +55,17 @@ class LocalTrainer:
         """
         nothing = data.batch(data.rows[:0])
         inputs, targets = (t.to(self._device) for t in nothing)
-        self._clipper.clipped_sum(inputs, targets, clip_norm=1.0, seed=0)
+        with steady_arithmetic():
+            self._clipper.clipped_sum(inputs, targets, clip_norm=1.0, seed=0)
 
     def train(self, params: Tensor, data: ClientData, plan: ClientPlan, random: RandomStream) -> ClientUpdate:
         """Run the plan from the weights `params`. The plan must have been charged before."""
         if len(data) == 0:
             raise DataError(f"client {plan.client} has no records; leave it out, or set min_samples")
+        with steady_arithmetic():
+            return self._trained(params, data, plan, random)
+
+    def _trained(self, params: Tensor, data: ClientData, plan: ClientPlan, random: RandomStream) -> ClientUpdate:
         load(params, self._clipper.parameters)
         divisor = plan.sample_rate * len(data)  # public: fixed at enrolment, whatever the batch turns out to be
         observer = _NoisedGradients(plan, len(data), len(params))

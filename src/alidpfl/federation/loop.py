@@ -213,6 +213,7 @@ class Training:
             client_epsilon={plan.client: self._ledger.epsilon_bound(plan.client) for plan in plans},
             covers_everything=self.covers_everything,
             dropped=tuple(plan.client for plan in plans if plan.client not in arrived),
+            cut={update.client: update.steps for update in updates if update.steps is not None},
             rejected=rejected,
             aggregated=aggregated,
             bytes=self.progress.bytes,

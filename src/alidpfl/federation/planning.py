@@ -91,7 +91,7 @@ class RoundPlanner:
         """The next round, clamped to every client's own budget. Nothing is charged yet."""
         cohort = self.cohort(progress.round, observed.method_state)
         situation = self._situation(progress, observed, cohort)
-        decision = self._held_to_accounts(self._policy.decide(situation), cohort, observed.method_state)
+        decision = self._held_to_limits(self._policy.decide(situation), cohort, observed.method_state)
         rates = self._learning_rates(progress, situation.max_steps, decision.local_steps)
         return decision, [self._client_plan(client, progress.round, rates, observed) for client in cohort]
 
@@ -146,12 +146,12 @@ class RoundPlanner:
             raw_heterogeneity=observed.raw_heterogeneity,
         )
 
-    def _held_to_accounts(self, decision: Decision, cohort: Sequence[ClientId], state: Mapping[str, Any]) -> Decision:
-        """τ that at least one of the round's clients can pay for."""
-        if self._method.release == "update":
-            return decision
-        most = max(self._affordable(client, state) for client in cohort)
-        return replace(decision, local_steps=min(decision.local_steps, most))
+    def _held_to_limits(self, decision: Decision, cohort: Sequence[ClientId], state: Mapping[str, Any]) -> Decision:
+        """τ that at least one of the round's clients can pay for, and would run."""
+        steps = min(decision.local_steps, self._settings.max_local_steps or decision.local_steps)
+        if self._method.release == "step":
+            steps = min(steps, max(self._affordable(client, state) for client in cohort))
+        return replace(decision, local_steps=steps)
 
     def _steps_left(self, progress: Progress, state: Mapping[str, Any], cohort: Sequence[ClientId]) -> int:
         """Local steps that the federation can still run: R_c − Σ τ where everybody takes part in every round.

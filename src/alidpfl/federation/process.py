@@ -11,14 +11,26 @@ _LARGEST_THRESHOLD = 32 << 20  # glibc refuses more
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch in one thread: clients are spread over processes, and sums then have one order whatever the machine."""
-    before = torch.get_num_threads()
+def steady_arithmetic() -> Iterator[None]:
+    """Run torch in one thread, without denormal numbers.
+
+    One thread: clients are spread over processes, and sums then have one order whatever the machine. No denormals:
+    arithmetic on them takes a hundred times as long, and a hostile server can choose weights under which a single
+    record meets them, so that the time of a round would tell whether it was drawn.
+    """
+    threads, flushed = torch.get_num_threads(), _flushes_denormals()
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # of this thread only
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_flush_denormal(flushed)
+        torch.set_num_threads(threads)
+
+
+def _flushes_denormals() -> bool:
+    """Torch has no question for it."""
+    return not bool(torch.full((1,), 1e-40).mul(1.0))
 
 
 def keep_heap() -> None:

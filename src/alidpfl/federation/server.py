@@ -97,10 +97,17 @@ def largest_honest_update(plan: ClientPlan, num_params: int, num_records: int) -
 
 
 def shares(sizes: Mapping[ClientId, int], clients: Sequence[ClientId], cap: float) -> list[float]:
-    """p_i = |D_i| / Σ|D_j| over these clients, each at most `cap` of the sum before it is shared out again."""
-    total = sum(sizes[client] for client in clients)
-    capped = [min(sizes[client] / total, cap) for client in clients]
-    return [share / sum(capped) for share in capped]
+    """p_i = |D_i| / Σ|D_j| over these clients, none above `cap`: what that takes off goes to the others in proportion.
+
+    Equal shares where the cap is less than those.
+    """
+    if cap * len(clients) <= 1:
+        return [1 / len(clients)] * len(clients)
+    left, total, found = 1.0, sum(sizes[client] for client in clients), dict[ClientId, float]()
+    for client in sorted(clients, key=lambda client: -sizes[client]):  # once one is below the cap, all later ones are
+        found[client] = min(cap, left * sizes[client] / total)
+        left, total = left - found[client], total - sizes[client]
+    return [found[client] for client in clients]
 
 
 @torch.no_grad()

@@ -29,6 +29,8 @@ class FederationSettings:
     """η₀."""
     schedule: str = "constant"
     """How η falls: constant, late_decay, linear or cosine."""
+    max_local_steps: int | None = None
+    """The most steps of a round that anybody would run; None for no such limit."""
     clients_per_round: int | None = None
     """How many take part in a round, drawn at random; None for all."""
     heterogeneity: float = 1.0
@@ -64,8 +66,9 @@ class FederationSettings:
     def _check_limits(self) -> None:
         for name in ("max_rounds", "evaluate_every"):
             checks.whole(name, getattr(self, name), low=1)
-        if self.clients_per_round is not None:
-            checks.whole("clients_per_round", self.clients_per_round, low=1)
+        for name in ("clients_per_round", "max_local_steps"):
+            if (value := getattr(self, name)) is not None:
+                checks.whole(name, value, low=1)
         for name in ("time_limit", "traffic_limit"):
             if (value := getattr(self, name)) is not None:
                 checks.real(name, value, above=0, rule="must be greater than 0; leave it out for none")

@@ -54,6 +54,8 @@ class Prepared:
     uncovered: tuple[str, ...]
     """What no ε of this run covers."""
     warnings: tuple[str, ...]
+    records: str
+    """Whose were trained on: the data set's name, or "in vaults"."""
     randomness: str
     """Of batches and noise: "seeded" or "secure"."""
     repeats_rounds: bool
@@ -101,6 +103,7 @@ def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None 
         clients=_fingerprint(data),
         uncovered=(*shown, *uncovered_signals(parts.policy)),
         warnings=_warnings(config, data.clients),
+        records=config.data.name,
         randomness=config.run.randomness,
         repeats_rounds=is_seeded,
     )
@@ -218,7 +221,7 @@ def _server_settings(config: Config) -> ServerSettings:
         momentum=federation.momentum,
         averaging=federation.averaging,
         quorum=federation.quorum,
-        max_client_weight=federation.max_client_weight,
+        max_client_weight=1.0 if federation.max_client_weight is None else federation.max_client_weight,
     )
 
 

@@ -126,7 +126,13 @@ class FederationSection(_Section):
     momentum: float = Field(0.0, ge=0, lt=1, description="Of the server's step.")
     averaging: float = Field(0.0, ge=0, lt=1, description="Moving average of the model that is evaluated and saved.")
     quorum: float = Field(0.5, gt=0, le=1, description="Least share of a round's updates that must arrive.")
-    max_client_weight: float = Field(1.0, gt=0, le=1, description="Cap on one client's share of the average.")
+    max_client_weight: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Cap on one client's share of the average; left out: none. `alidpfl flower init` writes 0.5, since "
+        "a node's size is its own word.",
+    )
     dropout_rate: float = Field(0.0, ge=0, lt=1, description="Simulated: share of clients that never answer.")
     straggler_rate: float = Field(0.0, ge=0, lt=1, description="Simulated: share whose answer comes too late.")
 

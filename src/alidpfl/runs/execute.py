@@ -150,7 +150,7 @@ def _train(
             started = time.monotonic()
         outcome = _outcome(config, prepared, directory, record)
     if outcome.stop_reason != StopReason.INTERRUPTED:
-        directory.write_model(prepared.federation.named_params(), _metadata(config, outcome))
+        directory.write_model(prepared.federation.named_params(), _metadata(config, outcome, prepared.records))
         directory.write_summary(asdict(outcome))
     return outcome
 
@@ -223,13 +223,13 @@ def _outcome(config: Config, prepared: Prepared, directory: RunDirectory, last: 
     )
 
 
-def _metadata(config: Config, outcome: Outcome) -> dict[str, str]:
+def _metadata(config: Config, outcome: Outcome, records: str) -> dict[str, str]:
     """The claim that travels with the model."""
     covered = "yes" if outcome.covers_everything else f"NO: {'; '.join(outcome.uncovered)}"
     noise = "secure" if outcome.randomness == "secure" else "SEEDED: whoever knows the seed can subtract it"
     return {
         "model": config.model.name,
-        "data": config.data.name,
+        "data": records,
         # The budget is what holds whatever the outputs led to; a smaller value spent is chosen by them in part.
         "epsilon": repr(config.privacy.epsilon),
         "epsilon_spent": repr(outcome.epsilon),

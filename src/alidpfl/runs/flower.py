@@ -3,8 +3,8 @@
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ def run_over_nodes(link: Link, run_config: Mapping[str, Scalar]) -> Outcome:
         outcome = resume(out, listener=listener, preparation=preparation)
     else:
         outcome = execute(config, out, listener=listener, preparation=preparation)
-    link.tell(f"the run is over after {outcome.rounds} rounds: {outcome.stop_reason}; kept in {outcome.out}")
+    link.tell(f"the run is over after {outcome.rounds} rounds: {outcome.stop_reason}")
+    link.tell(f"kept in {outcome.out}")
     return outcome
 
 
@@ -72,6 +73,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         clients=_fingerprint(members),
         uncovered=uncovered_signals(parts.policy),
         warnings=(),
+        records="in vaults",
         randomness="seeded" if any(_SEEDED_NOISE in node.info.unsafe for node in fitting) else "secure",
         repeats_rounds=True,  # a vault keeps what it answered
     )
@@ -110,7 +112,10 @@ def _federation(config: Config, parts: Parts, model: nn.Module, way: _Way) -> Fe
         method=parts.method,
         policy=parts.policy,
         ledger=ledger,
-        settings=make_settings(config, shows_private_data=False),
+        settings=replace(
+            make_settings(config, shows_private_data=False),
+            max_local_steps=max(member.most_steps for member in way.members),
+        ),
         server_settings=parts.server_settings,
     )
 
@@ -148,10 +153,20 @@ def _chosen(fitting: Sequence[Node], options: FlowerOptions, tell: Callable[[str
     chosen = numbered(fitting, tell)[: options.nodes]
     if len(chosen) < options.least_nodes:
         raise NodesMissingError(
-            f"{len(chosen)} nodes with vaults that fit this run are there after {options.wait_for_nodes:g} s, and "
-            f"{options.least_nodes} are wanted; the log says which were left out and why. Start more, or lower nodes"
+            f"{len(chosen)} nodes with vaults that fit this run are there, and {options.least_nodes} are wanted; the "
+            "log says which were left out and why. Change the run (`alidpfl flower init --set`) or start more nodes"
         )
-    return [Member(node=n.node, vault=n.info.vault, num_records=n.info.num_records) for n in chosen]
+    return [_member(node) for node in chosen]
+
+
+def _member(node: Node) -> Member:
+    info = node.info
+    return Member(
+        node=node.node,
+        vault=info.vault,
+        num_records=info.num_records,
+        most_steps=info.limits.max_steps_per_round,
+    )
 
 
 def _fitting(nodes: Iterable[Node], reason: Callable[[Node], str | None], tell: Callable[[str], None]) -> list[Node]:
@@ -168,22 +183,25 @@ def _terms_check(config: Config, parts: Parts, shapes: Mapping[str, tuple[int, .
     """Why a vault would refuse every round of this run: known before anybody is charged for one."""
     rate, sigma, clip_norm = config.privacy.sample_rate, parts.noise_multiplier, config.method.clip_norm
 
-    def reason(node: Node) -> str | None:
+    def problems(node: Node) -> Iterator[str]:
         terms, limits = node.info.terms, node.info.limits
         if dict(node.info.parameters) != shapes:
-            return f"its vault is enrolled for another model than model.name={config.model.name!r}"
+            yield f"its vault is enrolled for another model than model.name={config.model.name!r}"
         if terms.release != parts.method.release:
-            return f"its vault puts noise on the {terms.release}, {config.method.name} on the {parts.method.release}"
+            yield f"its vault puts noise on the {terms.release}, {config.method.name} on the {parts.method.release}"
         if rate > terms.sample_rate:
-            return f"its vault allows sample_rate={terms.sample_rate:g}, and privacy.sample_rate={rate:g}"
+            yield f"its vault allows privacy.sample_rate={terms.sample_rate:g}, and this run has {rate:g}"
+        if rate * node.info.num_records < 1:  # τ is planned for the smallest client: one such would hold up all
+            size = node.info.num_records
+            yield f"its vault has {size} records, less than one a batch at privacy.sample_rate={rate:g}"
         if sigma < terms.min_noise_multiplier:
-            return f"its vault wants noise_multiplier={terms.min_noise_multiplier:g}, and this run has {sigma:g}"
+            least = terms.min_noise_multiplier
+            yield f"its vault wants privacy.noise_multiplier={least:g} or more, and this run has {sigma:g}"
         if not limits.min_clip_norm <= clip_norm <= limits.max_clip_norm:
             low, high = limits.min_clip_norm, limits.max_clip_norm
-            return f"its vault wants a clip norm from {low:g} to {high:g}, and method.clip_norm={clip_norm:g}"
-        return None
+            yield f"its vault wants method.clip_norm from {low:g} to {high:g}, and this run has {clip_norm:g}"
 
-    return reason
+    return lambda node: next(problems(node), None)
 
 
 def _refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Method) -> None:
@@ -223,9 +241,10 @@ def _fingerprint(members: Sequence[Member]) -> str:
 
 def _line(record: RoundRecord, seconds: float) -> str:
     seen = "" if record.accuracy is None else f", accuracy {record.accuracy:.2f} %"
+    cut = "" if not record.cut else f", cut by their vaults to {dict(record.cut)}"
     lost = "" if not record.dropped else f", without clients {list(record.dropped)}"
     refused = "" if not record.rejected else f", refused {dict(record.rejected)}"
     return (
-        f"round {record.round}: {record.local_steps} steps ({record.why}), epsilon {record.epsilon:.4f} asked for"
-        f"{seen}{lost}{refused}, {seconds:.1f} s"
+        f"round {record.number}: {record.local_steps} steps ({record.why}), epsilon {record.epsilon:.4f} asked for"
+        f"{seen}{cut}{lost}{refused}, {seconds:.1f} s"
     )

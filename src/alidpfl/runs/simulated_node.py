@@ -44,7 +44,7 @@ class SimulatedNode:
             "input_shape": list(self._dataset.input_shape),
             "parameters": [[name, list(values.shape)] for name, values in trained(model).items()],
             "terms": {"sample_rate": 1.0, "min_noise_multiplier": 0.0, "release": self._release()},
-            "limits": {"min_clip_norm": 0.0, "max_clip_norm": 1e6},
+            "limits": {"min_clip_norm": 0.0, "max_clip_norm": 1e6, "max_steps_per_round": 1_000_000},
             "unsafe": ["seeded-noise"],
         }
 

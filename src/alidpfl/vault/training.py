@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import RandomStream
 from alidpfl.errors import DataError
 from alidpfl.federation.client import ClientData, LocalTrainer
-from alidpfl.federation.process import one_thread
 from alidpfl.methods import make_method
 from alidpfl.models import make_model
 from alidpfl.types import ClientPlan
@@ -43,19 +42,17 @@ class RecordTrainer:
         if method.release != request.release:  # what is charged must be what is done
             raise refusal(RefusalCode.POLICY, f"{request.method} does not put its noise on the {request.release}")
         key = "plain" if request.method != "pe_dpfl" else str(sorted(options.items()))
-        with one_thread():
-            if key not in self._trainers:
-                trainer = LocalTrainer(method.objective(copy.deepcopy(self._model).train()))
-                trainer.rehearse(self._data)
-                self._trainers[key] = trainer
+        if key not in self._trainers:
+            trainer = LocalTrainer(method.objective(copy.deepcopy(self._model).train()))
+            trainer.rehearse(self._data)
+            self._trainers[key] = trainer
         self._trainers.move_to_end(key)
         while len(self._trainers) > _LOSSES_KEPT:
             self._trainers.popitem(last=False)
         return partial(self._trained, self._trainers[key])
 
     def _trained(self, trainer: LocalTrainer, weights: NDArray[np.float32], plan: ClientPlan) -> NoisedUpdate:
-        with one_thread():
-            update = trainer.train(torch.from_numpy(weights), self._data, plan, self._random(plan))
+        update = trainer.train(torch.from_numpy(weights), self._data, plan, self._random(plan))
         return NoisedUpdate(
             params=update.params.numpy(),
             secants=update.secants,

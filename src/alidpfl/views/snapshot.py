@@ -23,6 +23,8 @@ class RunSnapshot:
     summary: Mapping[str, Any] | None = None
     """None while the run goes on, or after it was killed."""
     environment: Mapping[str, Any] | None = None
+    members: Mapping[str, Any] | None = None
+    """The nodes of a run over vaults; None for one on one machine."""
 
     @classmethod
     def load(cls, path: str | Path) -> "RunSnapshot":
@@ -36,6 +38,7 @@ class RunSnapshot:
             timings=tuple(run.timings()),
             summary=run.summary(),
             environment=run.environment(),
+            members=run.members(),
         )
 
     @property
@@ -68,17 +71,12 @@ class RunSnapshot:
         }
 
     def _settings(self) -> dict[str, Any]:
-        synthetic = (self.summary or {}).get("is_synthetic", self._setting("data", "is_synthetic"))
         return {
-            "dataset": self._setting("data", "name"),
-            "is_synthetic": synthetic,
+            **self._data(),
             "model": self._setting("model", "name"),
             "method": self._setting("method", "name"),
             "policy": self._setting("method", "policy"),
             "schedule": self._setting("method", "schedule"),
-            "clients": self._setting("data", "clients"),
-            "partition": self._setting("data", "partition"),
-            "dirichlet_beta": self._setting("data", "dirichlet_beta"),
             "max_rounds": self._setting("federation", "max_rounds"),
             "epsilon_budget": self._setting("privacy", "epsilon"),
             "accountant": self._setting("privacy", "accountant"),
@@ -87,7 +85,22 @@ class RunSnapshot:
             "clip_norm": self._setting("method", "clip_norm"),
             "learning_rate": self._setting("method", "learning_rate"),
             "seed": self._setting("run", "seed"),
-            "randomness": self._setting("run", "randomness"),
+            "randomness": (self.summary or {}).get(
+                "randomness", None if self.members else self._setting("run", "randomness")
+            ),
+        }
+
+    def _data(self) -> dict[str, Any]:
+        """Whose records: over vaults the owners', of which the configuration knows nothing."""
+        if self.members is not None:
+            told = {"dataset": "in vaults", "is_synthetic": False, "partition": "by owner", "dirichlet_beta": None}
+            return {**told, "clients": len(self.members.get("clients", ()))}
+        return {
+            "dataset": self._setting("data", "name"),
+            "is_synthetic": (self.summary or {}).get("is_synthetic", self._setting("data", "is_synthetic")),
+            "clients": self._setting("data", "clients"),
+            "partition": self._setting("data", "partition"),
+            "dirichlet_beta": self._setting("data", "dirichlet_beta"),
         }
 
     def _noise_multiplier(self) -> Any:
