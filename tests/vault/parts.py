@@ -112,7 +112,7 @@ def opened(folder: VaultFolder, trainer=None, known_head=None):
         from alidpfl.vault.training import load_trainer
 
     policy = folder.policy()
-    with folder.lock():
+    with folder.lock(policy):
         enrolment, ledger = folder.open(policy, known_head)
         try:
             yield Vault(
