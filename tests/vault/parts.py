@@ -148,6 +148,13 @@ def served(folder: VaultFolder, *arguments):
         process.kill()
 
 
+def not_served(folder: VaultFolder, *arguments) -> str:
+    """What `alidpfl vault serve` says when it refuses. In a process of its own: one that serves would never end."""
+    process = forked(folder.path.parent / "refused.log", "vault", "serve", "--dir", folder.path, *arguments)
+    assert process.wait(seconds=30) == 2, process.log.read_text()
+    return process.log.read_text()
+
+
 def connected(path: Path, process: Forked) -> VaultClient:
     """A client, once the vault answers."""
     end = time.monotonic() + 60
