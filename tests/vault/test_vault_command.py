@@ -12,7 +12,7 @@ from alidpfl.runs.build import prepare
 from alidpfl.vault.folder import HEAD, LEDGER, POLICY, REFUSALS, VaultFolder
 from alidpfl.vault.messages import encode
 from alidpfl.vault.policy import read_policy
-from alidpfl.vault.refusals import VaultRefusedError
+from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, refusal
 from alidpfl.vault.source import SplitSource
 from tests.runs.command import alidpfl, forked
 
@@ -84,6 +84,14 @@ def test_a_hostile_server_cannot_write_on_the_owners_terminal(tmp_path, text):
             assert str(caught.value).isprintable()
             assert len(str(caught.value)) <= 600
     check_status_is_harmless(folder, shown="[/x]: Extra inputs" if text == "[/x]" else "malformed: ")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_any_refusal_is_one_line_of_bounded_length(text):
+    """Also where a caller makes it of what a hostile vault answered."""
+    told = str(refusal(RefusalCode.MODEL, text * 1000))
+    assert told.isprintable()
+    assert len(told) == 600
 
 
 @pytest.mark.parametrize("text", HOSTILE)
