@@ -186,9 +186,12 @@ def _announce(vault: "Vault", where: Path) -> None:
 
 
 def _print_status(told: dict[str, Any], folder: Path) -> None:
+    from rich.markup import escape
+
+    from alidpfl.vault.refusals import printable
     from alidpfl.views.terminal import wide_console
 
-    table = Table("", "", title=f"Vault {folder}", show_header=False)
+    table = Table("", "", title=escape(f"Vault {folder}"), show_header=False)
     table.add_row("records", str(told["num_records"]))
     table.add_row("ε spent", f"{told['epsilon_spent']:.4f} of {told['epsilon']:g} at δ = {told['delta']:g}")
     table.add_row("ε left", f"{told['epsilon_left']:.4f}")
@@ -199,7 +202,7 @@ def _print_status(told: dict[str, Any], folder: Path) -> None:
     refused = ", ".join(f"{count} {code}" for code, count in told["refusals"].items())
     table.add_row("refused", refused or "none")
     for entry in told["last_refusals"][-3:]:
-        table.add_row("", f"{entry['code']}: {entry['message']}")
+        table.add_row("", escape(printable(f"{entry['code']}: {entry['message']}")))  # a hostile server's words
     if told["unsafe"]:
         table.add_row("UNSAFE", f"the policy admits {', '.join(told['unsafe'])}")
     if not told["covers_everything"]:

@@ -1,8 +1,19 @@
 """Bugs that would let a vault be talked out of its budget; `tests/mutants.py` runs them."""
 
-CHAIN, CUSTODY, ENROLMENT, KILLS, SERVICE, TROUBLE, ACCOUNTS = (
+CHAIN, CUSTODY, ENROLMENT, KILLS, SERVICE, TROUBLE, ACCOUNTS, ANCHOR, ANSWERS, COMMAND = (
     f"tests/vault/test_{name}.py"
-    for name in ("chain", "custody", "enrolment", "kills", "service", "trouble", "accounts")
+    for name in (
+        "chain",
+        "custody",
+        "enrolment",
+        "kills",
+        "service",
+        "trouble",
+        "accounts",
+        "anchor",
+        "answers",
+        "vault_command",
+    )
 )
 VAULT = "src/alidpfl/vault"
 
@@ -68,7 +79,7 @@ VAULT_MUTANTS = (
             '"training failed; the details may depend on records and are withheld. The round stays charged",\n'
             "        ) from None"
         ),
-        ('f"training failed: {job(weights, plan)}",\n        ) from None'),
+        ('f"training failed: {error}",\n        ) from None'),
         CUSTODY,
     ),
     (
@@ -240,6 +251,212 @@ VAULT_MUTANTS = (
         f"{VAULT}/service.py",
         "if len(content) > most:",
         "if False:",
+        SERVICE,
+    ),
+    (
+        "vault: heads and anchor are not compared before a line",
+        f"{VAULT}/chain.py",
+        "if not self._broken and self.entries and not self._heads_agree():",
+        "if False:",
+        ANCHOR,
+    ),
+    (
+        "vault: only the head beside the ledger is compared",
+        f"{VAULT}/chain.py",
+        "return all(path.read_bytes() == expected for path in self._heads)",
+        "return self._heads[0].read_bytes() == expected",
+        f"{ANCHOR} {CHAIN}",
+    ),
+    (
+        "vault: an anchor that is gone is made again",
+        f"{VAULT}/chain.py",
+        "            return all(path.read_bytes() == expected for path in self._heads)\n        except OSError:\n"
+        "            return False\n",
+        "            return all(path.read_bytes() == expected for path in self._heads)\n        except OSError:\n"
+        "            return True\n",
+        ANCHOR,
+    ),
+    (
+        "vault: a head that was put back makes up for its absence",
+        f"{VAULT}/chain.py",
+        "        if self._broken:\n            raise refusal(RefusalCode.LEDGER,",
+        "        if self._broken:\n            told, self._broken = self._broken, ''\n"
+        "            raise refusal(RefusalCode.LEDGER, told +",
+        f"{ANCHOR} {CHAIN}",
+    ),
+    (
+        "vault: a folder and its copy are served at the same time",
+        f"{VAULT}/folder.py",
+        'with exclusive_lock(anchor.with_name(f".{anchor.name}{LOCK}"), owner_of=anchor, remedy=remedy):',
+        "if anchor.exists():",
+        ANCHOR,
+    ),
+    (
+        "vault: the anchor's lock is made on a bare mount point",
+        f"{VAULT}/folder.py",
+        "            Head.read(anchor)  # first",
+        "            # first",
+        ANCHOR,
+    ),
+    (
+        "vault: the anchor is not read when serving begins",
+        f"{VAULT}/folder.py",
+        "        heads = self._heads(policy)\n        vault =",
+        "        heads = (self.path / HEAD,)\n        vault =",
+        TROUBLE,
+    ),
+    (
+        "vault: a link to the anchor is replaced by a file",
+        f"{VAULT}/policy.py",
+        "Path(self.anchor).resolve()",
+        "Path(self.anchor)",
+        ANCHOR,
+    ),
+    (
+        "vault: an enrolment takes another's anchor",
+        f"{VAULT}/enrolment.py",
+        "os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_FILE))",
+        "os.O_WRONLY | os.O_CREAT, _PRIVATE_FILE))",
+        ANCHOR,
+    ),
+    (
+        "vault: an enrolment that fails deletes another's anchor",
+        f"{VAULT}/enrolment.py",
+        (
+            "            _claim(policy.anchor_file)\n"
+            "            undo.callback(policy.anchor_file.unlink, missing_ok=True)"
+        ),
+        (
+            "            undo.callback(policy.anchor_file.unlink, missing_ok=True)\n"
+            "            _claim(policy.anchor_file)"
+        ),
+        ANCHOR,
+    ),
+    (
+        "vault: an enrolment that fails leaves its anchor behind",
+        f"{VAULT}/enrolment.py",
+        "            undo.callback(policy.anchor_file.unlink, missing_ok=True)",
+        "            pass",
+        ANCHOR,
+    ),
+    (
+        "vault: a refusal quotes control characters",
+        f"{VAULT}/refusals.py",
+        "(code, printable(message))",
+        "(code, message)",
+        COMMAND,
+    ),
+    (
+        "vault: a refusal has any length",
+        f"{VAULT}/refusals.py",
+        "for character in text[:_LONGEST_TEXT])",
+        "for character in text)",
+        COMMAND,
+    ),
+    (
+        "vault: a hostile server's markup is printed",
+        "src/alidpfl/cli_vault.py",
+        "escape(printable(f\"{entry['code']}: {entry['message']}\"))",
+        "printable(f\"{entry['code']}: {entry['message']}\")",
+        COMMAND,
+    ),
+    (
+        "vault: noted control characters are printed",
+        "src/alidpfl/cli_vault.py",
+        "escape(printable(f\"{entry['code']}: {entry['message']}\"))",
+        "escape(f\"{entry['code']}: {entry['message']}\")",
+        COMMAND,
+    ),
+    (
+        "vault: any file among the answers is taken for one",
+        f"{VAULT}/answers.py",
+        " if name.isdecimal() and self._path(int(name)).stem == name)",
+        ")",
+        ANSWERS,
+    ),
+    (
+        "vault: any number among the answers is taken for one",
+        f"{VAULT}/answers.py",
+        " if name.isdecimal() and self._path(int(name)).stem == name)",
+        " if name.isdecimal())",
+        ANSWERS,
+    ),
+    (
+        "vault: an answer is sent before it is synced",
+        f"{VAULT}/answers.py",
+        "                os.ftruncate(descriptor, len(content))\n                os.fsync(descriptor)\n",
+        "                os.ftruncate(descriptor, len(content))\n",
+        ANSWERS,
+    ),
+    (
+        "vault: an answer to another request is sent",
+        f"{VAULT}/custody.py",
+        "return messages.decode_answer(content)[0].request == digest",
+        "return bool(messages.decode_answer(content))",
+        ANSWERS,
+    ),
+    (
+        "vault: a trial that fails is told in torch's words",
+        f"{VAULT}/custody.py",
+        "except (ConfigError, UnsupportedModelError) as error:",
+        "except (ConfigError, DataError, UnsupportedModelError) as error:",
+        ANSWERS,
+    ),
+    (
+        "vault: a ledger is built upon before it is synced",
+        f"{VAULT}/chain.py",
+        "            os.fsync(descriptor)  # what was read",
+        "            # what was read",
+        CHAIN,
+    ),
+    (
+        "vault: the filter's order is chosen anew at every start",
+        f"{VAULT}/folder.py",
+        "return enrolment, Ledger(chain, make_account(policy, enrolment.filter_order))",
+        'return enrolment, Ledger(chain, make_account(policy, __import__("alidpfl.vault.accounts").vault.accounts'
+        ".filter_order(policy)))",
+        ACCOUNTS,
+    ),
+    (
+        "vault: classes may be exchanged",
+        f"{VAULT}/source.py",
+        "    digest.update(records.targets.contiguous().numpy().tobytes())\n",
+        "",
+        ENROLMENT,
+    ),
+    (
+        "vault: the accountant may be changed",
+        f"{VAULT}/enrolment.py",
+        "if self.pinned.get(section, {}).get(key) != value\n",
+        'if self.pinned.get(section, {}).get(key) != value and key != "accountant"\n',
+        ENROLMENT,
+    ),
+    (
+        "vault: the model's width may be changed",
+        f"{VAULT}/enrolment.py",
+        "if self.pinned.get(section, {}).get(key) != value\n",
+        'if self.pinned.get(section, {}).get(key) != value and key != "hidden"\n',
+        ENROLMENT,
+    ),
+    (
+        "vault: a bug of ours is told",
+        f"{VAULT}/service.py",
+        '"the vault failed; the details are withheld"',
+        "repr(error)",
+        SERVICE,
+    ),
+    (
+        "vault: its files are for everybody",
+        f"{VAULT}/service.py",
+        "    os.umask(0o077)\n",
+        "",
+        SERVICE,
+    ),
+    (
+        "vault: a core file holds the records",
+        f"{VAULT}/service.py",
+        "    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
+        "    # resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
         SERVICE,
     ),
 )

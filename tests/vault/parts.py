@@ -112,7 +112,7 @@ def opened(folder: VaultFolder, trainer=None, known_head=None):
         from alidpfl.vault.training import load_trainer
 
     policy = folder.policy()
-    with folder.lock():
+    with folder.lock(policy):
         enrolment, ledger = folder.open(policy, known_head)
         try:
             yield Vault(
@@ -146,6 +146,13 @@ def served(folder: VaultFolder, *arguments):
             yield process, client
     finally:
         process.kill()
+
+
+def not_served(folder: VaultFolder, *arguments) -> str:
+    """What `alidpfl vault serve` says when it refuses. In a process of its own: one that serves would never end."""
+    process = forked(folder.path.parent / "refused.log", "vault", "serve", "--dir", folder.path, *arguments)
+    assert process.wait(seconds=30) == 2, process.log.read_text()
+    return process.log.read_text()
 
 
 def connected(path: Path, process: Forked) -> VaultClient:

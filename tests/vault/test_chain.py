@@ -222,6 +222,43 @@ def test_what_may_not_have_reached_the_disk_counts_and_stops_everything(chain, p
     assert reopened(paths) == [None, 0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("what", ["deleted", "behind", "ahead", "a folder"])
+def test_a_head_that_does_not_know_the_last_line_stops_a_running_vault(chain, paths, number, what):
+    """Else whoever serves a copy with the same anchor would have its lines forgotten."""
+    before, path = paths[0].read_bytes(), paths[1][number]
+    kept = path.read_bytes()
+    path.unlink()
+    if what == "a folder":
+        path.mkdir()
+    elif what != "deleted":
+        counter = chain.head.counter + {"behind": -1, "ahead": 1}[what]
+        path.write_bytes(Head(vault="v", counter=counter, hash="0" * 64).to_bytes())
+    with pytest.raises(VaultTroubleError, match="head or its anchor"):
+        chain.append({"kind": "X", "number": 4})
+    assert what != "deleted" or not path.exists()
+    if what == "a folder":
+        path.rmdir()
+    path.write_bytes(kept)
+    with pytest.raises(VaultTroubleError, match="until the owner restarts"):
+        chain.append({"kind": "X", "number": 4})
+    assert paths[0].read_bytes() == before
+    assert reopened(paths) == [None, 0, 1, 2, 3]
+
+
+def test_what_was_read_is_brought_to_the_disk_before_anything_builds_on_it(chain, paths, monkeypatch):
+    """A line that was read from memory only, and lost with the power, would leave heads that nothing can follow."""
+    earlier = Head(vault="v", counter=3, hash=chain.entries[3].hash).to_bytes()
+    for path in paths[1]:
+        path.write_bytes(earlier)
+    with monkeypatch.context() as patch:
+        patch.setattr(chain_module, "os", Disk("fsync", 1, errno.EIO))
+        with pytest.raises(DataError, match=f"cannot open {paths[0]}"):
+            Chain.open(*paths)
+    assert [path.read_bytes() for path in paths[1]] == [earlier, earlier]
+    assert reopened(paths) == [None, 0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("what", ["deleted", "replaced", "longer"])
 def test_a_file_changed_under_a_running_vault_stops_it(chain, paths, what):
     content = paths[0].read_bytes()

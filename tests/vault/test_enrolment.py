@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from alidpfl.dpsgd import RandomStream
@@ -10,7 +11,7 @@ from alidpfl.vault.folder import ENROLMENT, POLICY
 from alidpfl.vault.messages import decode_answer
 from alidpfl.vault.status import public_info, status
 
-from .parts import NUM_RECORDS, CountingTrainer, body, made_records, made_vault, opened, steps_of
+from .parts import NUM_CLASSES, NUM_RECORDS, CountingTrainer, body, made_records, made_vault, opened, steps_of
 
 # ------------------------------------------------------------------------------------------- what the owner admits
 
@@ -61,6 +62,8 @@ def test_terms_cannot_be_changed_once_the_ledger_has_begun(tmp_path):
         ('kind = "planned"', 'kind = "filter"'),
         ('name = "linear"', 'name = "mlp"'),
         ('release = "step"', 'release = "update"'),
+        ('accountant = "rdp"', 'accountant = "pld"'),
+        ("hidden = 128", "hidden = 64"),
     ):
         assert before.count(old) == 1
         path.write_text(before.replace(old, new))
@@ -94,6 +97,15 @@ def test_the_policy_file_is_strict(tmp_path, text, message):
 def test_changed_data_are_refused_without_quoting_them(tmp_path):
     folder = made_vault(tmp_path)
     made_records(tmp_path / "vault.npz", seed=1)
+    with pytest.raises(DataError, match="not those that were enrolled"), opened(folder):
+        pass
+
+
+def test_changed_classes_are_other_data_too(tmp_path):
+    folder = made_vault(tmp_path)
+    with np.load(tmp_path / "vault.npz") as arrays:
+        inputs, classes = arrays["x"], arrays["y"]
+    np.savez(tmp_path / "vault.npz", x=inputs, y=(classes + 1) % NUM_CLASSES)
     with pytest.raises(DataError, match="not those that were enrolled"), opened(folder):
         pass
 

@@ -1,7 +1,9 @@
 """The command over its socket, in a process of its own: hostile callers, a full disk, a second process, signals."""
 
+import asyncio
 import grp
 import os
+import resource
 import signal
 import socket
 import stat
@@ -16,7 +18,7 @@ import pytest
 
 from alidpfl.errors import ConfigError
 from alidpfl.vault.client import VaultClient
-from alidpfl.vault.folder import SOCKET
+from alidpfl.vault.folder import REFUSALS, SOCKET
 from alidpfl.vault.messages import decode_answer
 from alidpfl.vault.refusals import (
     BudgetSpentError,
@@ -27,6 +29,7 @@ from alidpfl.vault.refusals import (
     VaultRefusedError,
     VaultUnreachableError,
 )
+from alidpfl.vault.service import Service
 from alidpfl.vault.sockets import listening
 from alidpfl.vault.status import status
 from tests.runs.command import forked
@@ -237,6 +240,47 @@ def test_files_are_the_owners_alone(tmp_path):
     for path in folder.path.rglob("*"):
         if path.name not in (".lock", "refusals.json"):  # these hold nothing; the folder closes them off anyway
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_a_served_vault_keeps_to_itself(tmp_path):
+    """No core file, which would hold records and the noise's key, and no file for others, however it was started."""
+
+    def careless():
+        os.umask(0)
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+
+    folder = made_vault(tmp_path)
+    process = forked(tmp_path / "log", "vault", "serve", "--dir", folder.path, first=careless)
+    try:
+        with connected(folder.path / SOCKET, process) as client:
+            assert resource.prlimit(process.pid, resource.RLIMIT_CORE) == (0, 0)
+            with pytest.raises(VaultRefusedError):
+                client.train_bytes(b"")
+            assert stat.S_IMODE((folder.path / REFUSALS).stat().st_mode) == 0o600
+    finally:
+        process.kill()
+
+
+def test_a_bug_of_ours_is_not_told(tmp_path, caplog):
+    """Its text may quote a record, and so may its type's name on the wire."""
+
+    def failing(content):
+        raise RuntimeError("a record says 7")
+
+    async def asked(app):
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://vault") as http:
+            return await http.post("/v1/train", content=b"x")
+
+    with opened(made_vault(tmp_path), object()) as vault:
+        vault.answer = failing
+        service = Service(vault, tmp_path / "vault")
+        answer = asyncio.run(asked(service.app))
+        service.stop()
+    assert answer.status_code == 500
+    assert answer.json() == {"code": "failed", "message": "the vault failed; the details are withheld"}
+    assert "record says" not in caplog.text
 
 
 def test_a_socket_is_not_taken_from_others(tmp_path):

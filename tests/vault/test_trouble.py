@@ -10,17 +10,16 @@ from alidpfl.vault.folder import ANSWERS, LEDGER, SOCKET
 from alidpfl.vault.refusals import RefusalCode, VaultTroubleError
 from tests.runs.command import alidpfl, forked
 
-from .parts import body, connected, made_vault, opened, served, spent, steps_of
+from .parts import body, connected, made_vault, not_served, opened, served, spent, steps_of
 
 
 def test_a_second_process_is_refused_and_status_is_not(tmp_path):
     folder = made_vault(tmp_path)
     with served(folder) as (process, client):
         client.train_bytes(body())
-        second = alidpfl("vault", "serve", "--dir", folder.path)
-        assert second.exit_code == 2
-        assert f"process {process.pid}" in second.stderr
-        assert "would spend twice" in second.stderr
+        second = not_served(folder)
+        assert f"process {process.pid}" in second
+        assert "would spend twice" in second
         assert json.loads(alidpfl("vault", "status", "--dir", folder.path, "--json").stdout)["units_spent"] == 2
         client.train_bytes(body(round=1))  # the first did not notice
         head = client.status()["head"]
@@ -49,11 +48,11 @@ def test_a_ledger_that_lost_something_is_not_served(tmp_path, damage):
         case "head deleted":
             head.unlink()
     before = {file.name: file.read_bytes() for file in folder.path.glob("*.json*")}
-    for command in ("serve", "status"):
-        refused = alidpfl("vault", command, "--dir", folder.path)
-        assert refused.exit_code == 2
-        assert len(refused.stderr.splitlines()) == 1
-        assert "copy" in refused.stderr  # the remedy
+    told = alidpfl("vault", "status", "--dir", folder.path)
+    assert told.exit_code == 2
+    for refused in (not_served(folder), told.stderr):
+        assert len(refused.splitlines()) == 1
+        assert "copy" in refused  # the remedy
     assert {file.name: file.read_bytes() for file in folder.path.glob("*.json*")} == before
 
 

@@ -4,16 +4,19 @@ import json
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 from alidpfl.runs import load_config
 from alidpfl.runs.build import prepare
-from alidpfl.vault.folder import HEAD, LEDGER, POLICY, VaultFolder
+from alidpfl.vault.folder import HEAD, LEDGER, POLICY, REFUSALS, VaultFolder
+from alidpfl.vault.messages import encode
 from alidpfl.vault.policy import read_policy
+from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, refusal
 from alidpfl.vault.source import SplitSource
 from tests.runs.command import alidpfl, forked
 
-from .parts import body, made_records, made_vault, opened, served
+from .parts import body, made_records, made_vault, not_served, opened, request, served, weights
 
 NUMBERS = {
     "--epsilon": 2,
@@ -60,6 +63,51 @@ def test_init_status_serve(tmp_path, records):
     assert "1 of 1 runs" in told.stdout
     assert "1 malformed" in told.stdout
     assert "nonsense" not in told.stdout
+
+
+HOSTILE = ("[/x]", "\x1b[2J\nround 9: all is well", "[bold]\u202e", "\x9b2J\r", "x" * 5000)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_hostile_server_cannot_write_on_the_owners_terminal(tmp_path, text):
+    """It chooses the keys and the tensors' names that a refusal quotes."""
+    folder = made_vault(tmp_path)
+    asked = json.dumps({**request().model_dump(), text: 1})
+    sent = (
+        safetensors.numpy.save(weights(), {"alidpfl": asked}),
+        encode(request(), {text: weights()["1.bias"]}),
+    )
+    with opened(folder, object()) as vault:
+        for content in sent:
+            with pytest.raises(VaultRefusedError) as caught:
+                vault.answer(content)
+            assert str(caught.value).isprintable()
+            assert len(str(caught.value)) <= 600
+    check_status_is_harmless(folder, shown="[/x]: Extra inputs" if text == "[/x]" else "malformed: ")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_any_refusal_is_one_line_of_bounded_length(text):
+    """Also where a caller makes it of what a hostile vault answered."""
+    told = str(refusal(RefusalCode.MODEL, text * 1000))
+    assert told.isprintable()
+    assert len(told) == 600
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_nor_through_what_an_older_version_has_noted(tmp_path, text):
+    folder = made_vault(tmp_path)
+    noted = {"counts": {"model": 1}, "last": [{"time": 0, "code": "model", "message": text}]}
+    (folder.path / REFUSALS).write_text(json.dumps(noted))
+    check_status_is_harmless(folder, shown="model: ")
+
+
+def check_status_is_harmless(folder, shown):
+    told = alidpfl("vault", "status", "--dir", folder.path)
+    assert told.exit_code == 0
+    assert shown in told.stdout
+    assert all(line.isprintable() for line in told.stdout.split("\n"))
+    assert not any(line.startswith("round 9") for line in told.stdout.split("\n"))
 
 
 def test_init_refuses_what_it_cannot_keep(tmp_path, records):
@@ -113,9 +161,7 @@ def test_a_head_noted_down_betrays_a_restored_snapshot(tmp_path):
     head = json.loads(alidpfl("vault", "status", "--dir", folder.path, "--json").stdout)["head"]
     for name, content in snapshot.items():
         (folder.path / name).write_bytes(content)
-    refused = alidpfl("vault", "serve", "--dir", folder.path, "--head", head)
-    assert refused.exit_code == 2
-    assert "restored from an older copy" in refused.stderr
+    assert "restored from an older copy" in not_served(folder, "--head", head)
     with served(folder) as (process, client):
         assert "a restored copy of this folder would spend again unnoticed" in process.log.read_text()
         assert client.status()["units_spent"] == 0

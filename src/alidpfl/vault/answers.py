@@ -65,8 +65,9 @@ class AnswerStore:
             raise refusal(RefusalCode.DISK, f"the stored answer cannot be read ({error.strerror})") from error
 
     def prune(self, keep: int) -> None:
-        """Delete all but the newest. A file that cannot be deleted does no harm."""
-        numbers = sorted(int(path.stem) for path in self._folder.glob("*.safetensors"))
+        """Delete all but the newest. A file that cannot be deleted does no harm, nor does one that is not ours."""
+        names = [path.stem for path in self._folder.glob("*.safetensors")]
+        numbers = sorted(int(name) for name in names if name.isdecimal() and self._path(int(name)).stem == name)
         for number in numbers[:-keep]:
             with suppress(OSError):
                 self._path(number).unlink()

@@ -2,6 +2,8 @@
 
 `Chain.append` is the only way to write, and in this order:
 
+0. every head file must be there and name the chain's last line: else the anchor's disk is gone, or somebody wrote on
+   from a copy of this chain, and nothing is ever written again;
 1. a new head (number and hash of the line to come) is written beside every head file, and synced;
 2. the line is appended with a single write, and synced;
 3. the new heads take the place of the old ones, and their folders are synced;
@@ -245,6 +247,11 @@ class Chain:
     def _refuse_if_broken(self) -> None:
         if not self._broken and self._was_exchanged():
             self._broken = "the ledger's file was moved, deleted or changed while it was in use"
+        if not self._broken and self.entries and not self._heads_agree():
+            self._broken = (
+                "the ledger's head or its anchor is missing, or knows of another last line: is the anchor's disk "
+                "mounted, was a copy of the vault's folder served"
+            )
         if self._broken:
             raise refusal(RefusalCode.LEDGER, f"{self._broken}; nothing is served until the owner restarts the vault")
 
@@ -254,6 +261,13 @@ class Chain:
             return ours.st_size != self._size or not os.path.samestat(os.stat(self.path), ours)
         except OSError:
             return True
+
+    def _heads_agree(self) -> bool:
+        expected = self.head.to_bytes()
+        try:
+            return all(path.read_bytes() == expected for path in self._heads)
+        except OSError:
+            return False
 
     def _stage(self, head: Head) -> None:
         """Write the new heads beside the old ones."""

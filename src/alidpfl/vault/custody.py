@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from alidpfl.errors import ConfigError, UnsupportedModelError
+from alidpfl.errors import ConfigError, DataError, UnsupportedModelError
 from alidpfl.types import ClientPlan
 from alidpfl.vault import messages
 from alidpfl.vault.accounts import charged_rate
@@ -107,6 +107,11 @@ class Vault:
             return self._trainer.job(request)
         except (ConfigError, UnsupportedModelError) as error:  # no record was looked at, and nothing is charged
             raise refusal(RefusalCode.POLICY, str(error)) from None
+        except DataError:  # in words that quote torch's, which are not ours to vouch for
+            raise refusal(
+                RefusalCode.FAILED,
+                "the trial of the model on made-up samples failed; nothing was charged: the owner must see to it",
+            ) from None
 
     def _reservation(self, request: RoundRequest, steps: int, digest: str, rate: float) -> Reservation:
         return Reservation(

@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,24 +82,24 @@ def parse_enrolment(content: bytes | None, expected_hash: str, source: Path) -> 
 
 def enrol(folder: Path, source: Source, policy: Policy) -> Enrolment:
     """Make the vault's folder, whole or not at all. Reads the data, and touches nothing of them."""
+    if policy.anchor_file is not None:
+        policy = policy.model_copy(update={"anchor": str(policy.anchor_file)})
     _refuse_if_taken(folder, policy)
     order = filter_order(policy)
     make_account(policy, order)  # refuses terms that do not pay for one step
     enrolment = _described(source, policy, order)
     building = folder.with_name(f".{folder.name}.{os.getpid()}.new")
-    with disk_errors("create", folder):
+    with ExitStack() as undo, disk_errors("create", folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         building.mkdir(mode=_PRIVATE_FOLDER)
-    try:
+        undo.callback(shutil.rmtree, building, ignore_errors=True)
+        if policy.anchor_file is not None:
+            _claim(policy.anchor_file)
+            undo.callback(policy.anchor_file.unlink, missing_ok=True)  # ours from here on, and only ours to delete
         _fill(building, enrolment, policy)
-        with disk_errors("create", folder):
-            os.rename(building, folder)  # over an empty folder, or as a new one: never over a ledger
-            sync_directory(folder.parent)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        if policy.anchor is not None:  # there was none before
-            Path(policy.anchor).unlink(missing_ok=True)
-        raise
+        os.rename(building, folder)  # over an empty folder, or as a new one: never over a ledger
+        undo.pop_all()
+        sync_directory(folder.parent)
     return enrolment
 
 
@@ -110,16 +111,29 @@ def _refuse_if_taken(folder: Path, policy: Policy) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give a folder")
-    if policy.anchor is None:
+    anchor = policy.anchor_file
+    if anchor is None:
         return
-    anchor = Path(policy.anchor)
     if anchor.exists():
-        raise ConfigError(
-            f"{anchor} exists: it follows the ledger of a data set that is enrolled already; if it is this one, "
-            "restore its folder instead of enrolling it again, else give another --anchor"
-        )
+        raise _anchor_is_taken(anchor)
     if not anchor.parent.is_dir():
         raise ConfigError(f"{anchor.parent}, where the anchor is to lie, is not a folder; mount its disk or create it")
+
+
+def _claim(anchor: Path) -> None:
+    """Make the anchor's file, empty: of two enrolments at the same time, one gets it."""
+    with disk_errors("create", anchor):
+        try:
+            os.close(os.open(anchor, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_FILE))
+        except FileExistsError:
+            raise _anchor_is_taken(anchor) from None
+
+
+def _anchor_is_taken(anchor: Path) -> ConfigError:
+    return ConfigError(
+        f"{anchor} exists: it follows the ledger of a data set that is enrolled already; if it is this one, restore "
+        "its folder instead of enrolling it again, else give another --anchor"
+    )
 
 
 def _described(source: Source, policy: Policy, order: int | None) -> Enrolment:
@@ -155,7 +169,7 @@ def _fill(folder: Path, enrolment: Enrolment, policy: Policy) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-    anchors = () if policy.anchor is None else (Path(policy.anchor),)
+    anchors = () if policy.anchor_file is None else (policy.anchor_file,)
     genesis = {
         "kind": ENROLLED,
         "time": int(time.time()),

@@ -5,7 +5,8 @@ import os
 import threading
 import time
 from collections import Counter
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,26 @@ class VaultFolder:
         """The owner's policy, as it stands now."""
         return read_policy(self.path / POLICY)
 
-    def lock(self) -> AbstractContextManager[None]:
-        """For the one process that serves; the system drops it when that dies."""
+    @contextmanager
+    def lock(self, policy: Policy) -> Iterator[None]:
+        """For the one process that serves this folder, or a copy of it with the same anchor.
+
+        The system drops it when that process dies.
+        """
         from alidpfl.store.lock import exclusive_lock
 
         remedy = "ask it instead: two vaults on one ledger would spend twice"
-        return exclusive_lock(self.path / LOCK, owner_of=self.path, remedy=remedy)
+        with exclusive_lock(self.path / LOCK, owner_of=self.path, remedy=remedy):
+            anchor = policy.anchor_file
+            if anchor is None:
+                yield
+                return
+            Head.read(anchor)  # first: where its disk is not mounted, nothing may be written to the bare mount point
+            with exclusive_lock(anchor.with_name(f".{anchor.name}{LOCK}"), owner_of=anchor, remedy=remedy):
+                yield
 
     def open(self, policy: Policy, known_head: str | None = None) -> tuple[Enrolment, Ledger]:
-        """Enrolment and ledger, verified, for serving: the caller holds the lock."""
+        """Enrolment and ledger, verified, for serving: the caller holds `lock`."""
         heads = self._heads(policy)
         vault = Head.read(heads[0]).vault
         known = [("the head that you gave", parse_head(known_head, vault))] if known_head else []
@@ -71,7 +83,7 @@ class VaultFolder:
 
     def _heads(self, policy: Policy) -> tuple[Path, ...]:
         own = self.path / HEAD
-        return (own,) if policy.anchor is None else (own, Path(policy.anchor))
+        return (own,) if policy.anchor_file is None else (own, policy.anchor_file)
 
     def _enrolment(self, genesis: Entry) -> Enrolment:
         path = self.path / ENROLMENT

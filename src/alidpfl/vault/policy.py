@@ -104,6 +104,11 @@ class Policy(_Section):
             )
         return self
 
+    @property
+    def anchor_file(self) -> Path | None:
+        """The anchor itself, whatever links lead to it: a link would be replaced by a file on the link's own disk."""
+        return None if self.anchor is None else Path(self.anchor).resolve()
+
     def pinned(self) -> dict[str, Any]:
         """What may not change once the ledger has begun."""
         return self.model_dump(include={"budget", "accounting", "terms", "model"})

@@ -42,6 +42,9 @@ HTTP_STATUS = {
 }
 
 
+_LONGEST_TEXT = 600
+
+
 class VaultError(AliDpflError):
     """Something between a caller and a vault did not work out."""
 
@@ -92,9 +95,18 @@ _KINDS = {
 
 
 def refusal(code: RefusalCode, message: str) -> VaultRefusedError:
-    """The error of the right type.
+    """The error of the right type, its text fit for a terminal: it may quote what a hostile caller sent.
 
     >>> type(refusal(RefusalCode.BUDGET, "nothing left")).__name__
     'BudgetSpentError'
     """
-    return _KINDS.get(code, PlanRefusedError)(code, message)
+    return _KINDS.get(code, PlanRefusedError)(code, printable(message))
+
+
+def printable(text: str) -> str:
+    r"""One line without control characters, of bounded length.
+
+    >>> printable("a\x1b[2J\nb")
+    'a?[2J?b'
+    """
+    return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_TEXT])

@@ -22,6 +22,7 @@ from alidpfl.federation.process import keep_heap
 from alidpfl.vault.answers import AnswerStore
 from alidpfl.vault.custody import Vault
 from alidpfl.vault.folder import ANSWERS, SOCKET, VaultFolder
+from alidpfl.vault.policy import Policy
 from alidpfl.vault.refusals import HTTP_STATUS, RefusalCode, VaultRefusedError, refusal
 from alidpfl.vault.sockets import listening
 from alidpfl.vault.status import public_info, status
@@ -122,8 +123,9 @@ def serve(
     """Verify, load the data, and serve until SIGTERM or Ctrl-C."""
     folder = VaultFolder(path=path)
     where = path / SOCKET if socket_path is None else socket_path
-    with folder.lock():
-        vault = open_vault(folder, known_head)
+    policy = folder.policy()
+    with folder.lock(policy):
+        vault = open_vault(folder, policy, known_head)
         _keep_to_itself()
         with closing(vault.ledger), listening(where, group) as server:
             service = Service(vault, path)
@@ -134,9 +136,8 @@ def serve(
                 service.stop()
 
 
-def open_vault(folder: VaultFolder, known_head: str | None = None) -> Vault:
+def open_vault(folder: VaultFolder, policy: Policy, known_head: str | None = None) -> Vault:
     """The vault of a folder, with data and torch loaded. The caller holds the folder's lock."""
-    policy = folder.policy()
     enrolment, ledger = folder.open(policy, known_head)
     keep_heap()
     return Vault(

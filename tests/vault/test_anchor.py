@@ -1,0 +1,185 @@
+"""The anchor: a head on another disk, without which no copy of a folder can be told from the folder itself."""
+
+import shutil
+
+import pytest
+
+from alidpfl.errors import ConfigError, DataError
+from alidpfl.vault import enrolment as enrolment_module
+from alidpfl.vault.answers import AnswerStore
+from alidpfl.vault.custody import Vault
+from alidpfl.vault.folder import ANSWERS, HEAD, POLICY, VaultFolder
+from alidpfl.vault.policy import read_policy
+from alidpfl.vault.refusals import RefusalCode, VaultTroubleError
+
+from .parts import CountingTrainer, body, lines, made_vault, opened, spent
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """The other disk."""
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
+
+
+@pytest.fixture
+def folder(tmp_path, disk):
+    return made_vault(tmp_path, anchor=str(disk / "anchor"))
+
+
+def copied(folder) -> VaultFolder:
+    """As a snapshot of the machine, or its clone, would have it."""
+    shutil.copytree(folder.path, folder.path.with_name("copy"))
+    return VaultFolder(path=folder.path.with_name("copy"))
+
+
+def without_lock(folder, trainer) -> Vault:
+    """As on a disk of another machine that takes no locks."""
+    policy = folder.policy()
+    enrolment, ledger = folder.open(policy)
+    return Vault(
+        policy=policy,
+        enrolment=enrolment,
+        ledger=ledger,
+        answers=AnswerStore(folder.path / ANSWERS),
+        refusals=folder.refusals(),
+        trainer=trainer,
+    )
+
+
+def refused(vault, **changes) -> None:
+    """Because of the anchor, and at no cost."""
+    before = len(vault.ledger.book.reservations)
+    with pytest.raises(VaultTroubleError, match=r"head or its anchor is missing.*until the owner restarts") as caught:
+        vault.answer(body(**changes))
+    assert caught.value.code is RefusalCode.LEDGER
+    assert len(vault.ledger.book.reservations) == before
+
+
+def test_a_folder_and_its_copy_are_not_served_at_the_same_time(folder):
+    copy = copied(folder)
+    with opened(folder, CountingTrainer()) as vault:
+        with pytest.raises(ConfigError, match=r"anchor is being written by process .* would spend twice"), opened(copy):
+            pass
+        vault.answer(body())
+    with pytest.raises(DataError, match="restored from an older copy"), opened(copy):  # nor after one another
+        pass
+
+
+def test_where_locks_do_not_work_only_one_of_two_copies_spends(folder):
+    trainers = CountingTrainer(), CountingTrainer()
+    one, two = (without_lock(each, trainer) for each, trainer in zip((folder, copied(folder)), trainers, strict=True))
+    one.answer(body(run="a"))
+    for number in range(3):
+        refused(two, run="b", round=number)
+    one.answer(body(run="a", round=1))
+    refused(two, run="b", round=9)
+    assert [trainer.steps for trainer in trainers] == [4, 0]
+    for vault in (one, two):
+        vault.ledger.close()
+
+
+@pytest.mark.parametrize("name", ["anchor", "head"])
+def test_a_head_deleted_while_it_is_served_is_not_made_again(folder, disk, name):
+    path, trainer = {"anchor": disk / "anchor", "head": folder.path / HEAD}[name], CountingTrainer()
+    with opened(folder, trainer) as vault:
+        vault.answer(body())
+        kept = path.read_bytes()
+        path.unlink()
+        refused(vault, round=1)
+        assert not path.exists()
+        path.write_bytes(kept)
+        refused(vault, round=1)  # somebody meddled with it: the owner has to look
+    assert (trainer.steps, len(lines(folder))) == (2, 3)
+    with opened(folder, trainer) as vault:
+        vault.answer(body(round=1))
+    assert (trainer.steps, spent(folder)) == (4, 4)
+
+
+def test_nothing_is_written_to_a_bare_mount_point(folder, disk):
+    with opened(folder, CountingTrainer()) as vault:
+        disk.rename(disk.with_name("unmounted"))
+        disk.mkdir()
+        refused(vault)
+    with pytest.raises(DataError, match="mount the anchor's disk"), opened(folder):
+        pass
+    assert list(disk.iterdir()) == []
+    disk.rmdir()
+    disk.with_name("unmounted").rename(disk)
+    with opened(folder, CountingTrainer()) as vault:
+        vault.answer(body())
+
+
+def test_an_anchor_lost_in_the_middle_of_a_round_delays_its_answer(folder, disk):
+    class Unplugging(CountingTrainer):
+        def _train(self, start, plan):
+            (disk / "anchor").rename(disk / "away")
+            return super()._train(start, plan)
+
+    with opened(folder, Unplugging()) as vault, pytest.raises(VaultTroubleError, match="ask again with the same"):
+        vault.answer(body())
+    (disk / "away").rename(disk / "anchor")
+    trainer = CountingTrainer()
+    with opened(folder, trainer) as vault:
+        vault.answer(body())
+    assert (trainer.steps, spent(folder)) == (0, 2)
+
+
+# ------------------------------------------------------------------------------------------------------------- links
+
+
+def test_an_anchor_behind_a_link_is_written_where_the_link_leads(tmp_path, disk):
+    link = tmp_path / "link"
+    link.symlink_to(disk / "anchor")
+    folder = made_vault(tmp_path, anchor=str(link))
+    assert read_policy(folder.path / POLICY).anchor == str(disk / "anchor")
+    with opened(folder, CountingTrainer()) as vault:
+        vault.answer(body())
+    assert link.is_symlink()
+    assert (disk / "anchor").read_bytes() == (folder.path / HEAD).read_bytes()
+
+
+def test_so_is_one_that_the_owner_wrote_into_the_policy(tmp_path, disk):
+    folder = made_vault(tmp_path)
+    shutil.copy(folder.path / HEAD, disk / "anchor")
+    (tmp_path / "link").symlink_to(disk / "anchor")
+    policy = folder.path / POLICY
+    policy.write_text(f'anchor = "{tmp_path / "link"}"\n' + policy.read_text())
+    with opened(folder, CountingTrainer()) as vault:
+        vault.answer(body())
+    assert (tmp_path / "link").is_symlink()
+    assert (disk / "anchor").read_bytes() == (folder.path / HEAD).read_bytes()
+
+
+# --------------------------------------------------------------------------------------------------------- enrolment
+
+
+def enrolled_meanwhile(monkeypatch, other) -> None:
+    """`other` enrols after the next enrolment has looked whether folder and anchor are free."""
+    described = enrolment_module._described
+
+    def late(*arguments):
+        monkeypatch.setattr(enrolment_module, "_described", described)
+        other()
+        return described(*arguments)
+
+    monkeypatch.setattr(enrolment_module, "_described", late)
+
+
+def test_of_two_enrolments_at_once_one_gets_the_anchor_and_keeps_it(tmp_path, disk, monkeypatch):
+    anchor = str(disk / "anchor")
+    enrolled_meanwhile(monkeypatch, lambda: made_vault(tmp_path, "winner", anchor=anchor))
+    with pytest.raises(ConfigError, match="enrolled already"):
+        made_vault(tmp_path, "loser", anchor=anchor)
+    assert not (tmp_path / "loser").exists()
+    with opened(VaultFolder(path=tmp_path / "winner"), CountingTrainer()) as vault:
+        vault.answer(body())
+
+
+def test_an_enrolment_that_fails_takes_its_own_anchor_back(tmp_path, disk, monkeypatch):
+    enrolled_meanwhile(monkeypatch, lambda: made_vault(tmp_path, anchor=str(disk / "first")))
+    with pytest.raises(DataError, match="cannot create"):
+        made_vault(tmp_path, anchor=str(disk / "second"))
+    assert [path.name for path in disk.iterdir()] == ["first"]
+    with opened(VaultFolder(path=tmp_path / "vault"), CountingTrainer()) as vault:
+        vault.answer(body())
