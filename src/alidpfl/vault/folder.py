@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from alidpfl.errors import ConfigError
-from alidpfl.store.files import read_bytes
+from alidpfl.store.files import disk_errors, read_bytes
 from alidpfl.vault.accounts import make_account
 from alidpfl.vault.chain import Chain, Entry, Head, parse_head, verified
 from alidpfl.vault.enrolment import Enrolment, parse_enrolment
@@ -45,6 +45,13 @@ class VaultFolder:
 
         remedy = "ask it instead: two vaults on one ledger would spend twice"
         return exclusive_lock(self.path / LOCK, owner_of=self.path, remedy=remedy)
+
+    def served_by(self) -> str | None:
+        """The process that serves this vault, such as "process 7 on host"; None: it is not served."""
+        from alidpfl.store.lock import lock_holder
+
+        with disk_errors("read", self.path / LOCK):
+            return lock_holder(self.path / LOCK)
 
     def open(self, policy: Policy, known_head: str | None = None) -> tuple[Enrolment, Ledger]:
         """Enrolment and ledger, verified, for serving: the caller holds the lock."""
