@@ -66,7 +66,8 @@ def certs(
     *,
     nodes: Annotated[int, typer.Option(help="How many nodes need a key.")] = 3,
     host: Annotated[
-        list[str] | None, typer.Option(help="Name or address of the SuperLink; may be repeated. Default: this machine.")
+        list[str] | None,
+        typer.Option(help="Name or address of the SuperLink; may be repeated. This machine is always added."),
     ] = None,
 ) -> None:
     """Make an authority, a server certificate and node keys, for trying a deployment out.
@@ -75,7 +76,7 @@ def certs(
     """
     from alidpfl.engines.certificates import make_certificates
 
-    written = make_certificates(folder, hosts=host or ["127.0.0.1", "localhost"], nodes=nodes)
+    written = make_certificates(folder, hosts=host or [], nodes=nodes)
     for path in written:
         typer.echo(path)
     typer.echo("keep ca.key and server.key with the server; node_<n> goes to node n, node_<n>.pub to the SuperLink")

@@ -3,7 +3,7 @@
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 from rich.table import Table
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 vault_app = typer.Typer(
     no_args_is_help=True, help="The owner's side of a deployment: data, noise and ledger in a process of their own."
 )
+
+_Source = TypeVar("_Source", "FileSource", "SplitSource")
+_FLAGS = {"accounting.kind": "accounting", "model.name": "model", "dirichlet_beta": "beta", "seed": "split_seed"}
 
 Folder = Annotated[Path, typer.Option("--dir", help="The vault's folder.")]
 
@@ -109,7 +112,7 @@ def init(
         "validation": validation,
     }
     source = _source(data, num_classes, split)
-    enrolment = enrol(folder.absolute(), source, make_policy(values, "vault init"))
+    enrolment = enrol(folder.absolute(), source, make_policy(values, "vault init", _flag))
     typer.echo(
         f"enrolled {enrolment.num_records} records (a number that is public from now on) in {folder}; read "
         f"{folder / 'policy.toml'}, then: alidpfl vault serve --dir {folder}"
@@ -148,10 +151,10 @@ def serve(
 def status(
     folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """What was spent, what is left, what was refused; whether the vault is being served or not."""
-    from alidpfl.vault.status import status as read_status
+    """What was spent, what is left, what was refused; and whether the vault is being served."""
+    from alidpfl.vault.status import owner_status
 
-    told = read_status(folder.absolute())
+    told = owner_status(folder.absolute())
     if as_json:
         typer.echo(json.dumps(told, indent=2))
     else:
@@ -159,8 +162,6 @@ def status(
 
 
 def _source(data: str, num_classes: int | None, split: dict[str, Any]) -> "FileSource | SplitSource":
-    from pydantic import ValidationError
-
     from alidpfl.vault.source import FileSource, SplitSource
 
     if data.endswith(".npz"):
@@ -168,12 +169,31 @@ def _source(data: str, num_classes: int | None, split: dict[str, Any]) -> "FileS
             raise ConfigError(
                 "--num-classes is missing: taken from the labels it would show something of them, so it is yours to say"
             )
-        return FileSource(path=str(Path(data).absolute()), num_classes=num_classes)
+        return _checked(FileSource, {"path": str(Path(data).absolute()), "num_classes": num_classes})
+    names = get_args(SplitSource.model_fields["name"].annotation)
+    if data not in names:
+        raise ConfigError(
+            f"--data {data}: give your own file, whose name ends in .npz, or for trying out one of {', '.join(names)}"
+        )
+    return _checked(SplitSource, {"name": data, **split})
+
+
+def _checked(kind: type[_Source], values: dict[str, Any]) -> _Source:
+    from pydantic import ValidationError
+
+    from alidpfl.inputs.wording import refused
+
     try:
-        return SplitSource.model_validate({"name": data, **split})
+        return kind.model_validate(values)
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise ConfigError(f"--data {data}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+        problems = [(problem, str(problem["loc"][0])) for problem in error.errors()]
+        told = [refused(problem, _flag(key), values[key], kind.model_fields[key]) for problem, key in problems]
+        raise ConfigError(f"vault init: {'; '.join(told)}") from None
+
+
+def _flag(key: str) -> str:
+    """The option of `init` that sets a key of the policy or of the source."""
+    return f"--{_FLAGS.get(key, key.rpartition('.')[2]).replace('_', '-')}"
 
 
 def _announce(vault: "Vault", where: Path) -> None:
@@ -192,6 +212,7 @@ def _print_status(told: dict[str, Any], folder: Path) -> None:
     from alidpfl.views.terminal import wide_console
 
     table = Table("", "", title=escape(f"Vault {folder}"), show_header=False)
+    table.add_row("being served", f"yes, by {told['served_by']}" if told["served_by"] else "no")
     table.add_row("records", str(told["num_records"]))
     table.add_row("ε spent", f"{told['epsilon_spent']:.4f} of {told['epsilon']:g} at δ = {told['delta']:g}")
     table.add_row("ε left", f"{told['epsilon_left']:.4f}")
@@ -208,5 +229,6 @@ def _print_status(told: dict[str, Any], folder: Path) -> None:
     if not told["covers_everything"]:
         uses = ", ".join(f"{count} rounds by {use}" for use, count in told["rounds_not_covered"].items())
         table.add_row("NOT COVERED by ε", uses)
-    table.add_row("head", told["head"] + ("" if told["anchored"] else " (no anchor: note it down elsewhere)"))
+    table.add_row("head", told["head"])
+    table.add_row("anchor", told["anchor"] or "none: note the head down elsewhere")
     wide_console().print(table)

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from alidpfl.data import from_clients, load
+from alidpfl.data.npz import load_client
 from alidpfl.errors import ConfigError, DataError
 
 
@@ -155,13 +156,19 @@ class TestNpz:
         np.savez(whole, x=np.zeros((50, 2)), y=np.zeros(50, int))
         single = io.BytesIO()
         np.save(single, np.zeros(3))
-        contents = (b"", b"junk", whole.getvalue()[:-30], single.getvalue(), pickle.dumps({"x": 1}))
+        others = (b"", b"junk", single.getvalue(), pickle.dumps({"x": 1}))
         spoiled = bytearray(whole.getvalue())
         spoiled[300] ^= 0xFF
-        for content in (*contents, bytes(spoiled)):
-            (tmp_path / "a.npz").write_bytes(content)
-            with pytest.raises(DataError, match=r"a\.npz (cannot be read|is not a \.npz file)"):
-                load("npz", data_dir=tmp_path)
+        broken = (whole.getvalue()[:-30], bytes(spoiled))
+        for contents, words in ((others, r"a\.npz is not a \.npz file"), (broken, r"a\.npz cannot be read")):
+            for content in contents:
+                (tmp_path / "a.npz").write_bytes(content)
+                with pytest.raises(DataError, match=words):
+                    load("npz", data_dir=tmp_path)
+        with pytest.raises(DataError, match=r"b\.npz does not exist"):
+            load_client(tmp_path / "b.npz")
+        with pytest.raises(DataError, match="Is a directory"):
+            load_client(tmp_path)
 
 
 class TestOwn:

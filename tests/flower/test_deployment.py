@@ -112,6 +112,27 @@ def test_flowers_own_simulator_trains_the_same(tmp_path, simulated):
         same_training(finished(loopback, app), simulated)
 
 
+def test_a_superlink_on_all_addresses_can_call_itself(tmp_path):
+    """As docs/deploy.md starts it. Where it cannot, its SuperExec ends at once, and runs are pending for ever."""
+    keys = tmp_path / "named"
+    make_certificates(keys, hosts=["superlink.example"], nodes=1)
+    tls = [
+        "--ssl-ca-certfile",
+        keys / "ca.crt",
+        "--ssl-certfile",
+        keys / "server.pem",
+        "--ssl-keyfile",
+        keys / "server.key",
+    ]
+    with Loopback(tmp_path / "loopback", nodes=1) as loopback:
+        address = ["--host", "0.0.0.0", "--port", str(loopback.port)]  # noqa: S104 - as deployed
+        loopback.start("superlink", ["flower-superlink", *address, *tls, "--enable-supernode-auth"])
+        loopback.wait_until("superlink", lambda: "Starting Flower SuperExec" in tail(loopback.log("superlink")))
+        time.sleep(4)
+        assert "CERTIFICATE_VERIFY_FAILED" not in loopback.log("superlink").read_text()
+        assert any("flower-superexec" in process.command for process in loopback.below("superlink"))
+
+
 def test_nothing_of_it_is_left_when_it_is_stopped(tmp_path):
     with Loopback(tmp_path, nodes=1) as loopback:
         loopback.start_superlink()

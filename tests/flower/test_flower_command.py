@@ -49,9 +49,17 @@ def test_init_writes_over_nothing(tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's own
 def test_flower_builds_the_folder(tmp_path):
     from flwr.cli.build import build_fab_from_disk
+    from flwr.common.config import get_fused_config_from_dir, validate_config
 
     alidpfl("flower", "init", tmp_path / "app")
+    text = (tmp_path / "app" / "pyproject.toml").read_text()
     assert build_fab_from_disk(tmp_path / "app")
+    assert validate_config(tomllib.loads(text)) == (True, [], [])  # nothing missing, nothing to warn of
+    # The file says that only its own keys can be changed for a single run: that is Flower's doing.
+    assert "Flower takes only keys that stand below" in text
+    assert get_fused_config_from_dir(tmp_path / "app", {"privacy.epsilon": 1.0})["privacy.epsilon"] == 1.0
+    with pytest.raises(ValueError, match=r"privacy\.noise_multiplier"):
+        get_fused_config_from_dir(tmp_path / "app", {"privacy.noise_multiplier": 1.1})
 
 
 def test_certs_are_a_chain_that_openssl_and_python_accept(tmp_path):
@@ -64,6 +72,17 @@ def test_certs_are_a_chain_that_openssl_and_python_accept(tmp_path):
     server.load_cert_chain(keys / "server.pem", keys / "server.key")
     assert _handshake(server, context, "link.example") == "ok"
     assert "mismatch" in _handshake(server, context, "other.example")
+
+
+@pytest.mark.parametrize("hosts", [[], ["--host", "link.example"]])
+def test_certs_always_cover_the_machine_itself(tmp_path, hosts):
+    """A SuperLink on 0.0.0.0 calls itself at 127.0.0.1, on :: at ::1; without it no run ever starts."""
+    assert alidpfl("flower", "certs", tmp_path / "keys", "--nodes", 1, *hosts).exit_code == 0
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "keys" / "server.pem", tmp_path / "keys" / "server.key")
+    context = ssl.create_default_context(cafile=str(tmp_path / "keys" / "ca.crt"))
+    for host in ("127.0.0.1", "::1", "localhost", *hosts[1:]):
+        assert _handshake(server, context, host) == "ok"
 
 
 def _handshake(server, context, host) -> str:

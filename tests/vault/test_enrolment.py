@@ -9,9 +9,20 @@ from alidpfl.dpsgd import RandomStream
 from alidpfl.errors import BudgetExceededError, ConfigError, DataError
 from alidpfl.vault.folder import ENROLMENT, POLICY
 from alidpfl.vault.messages import decode_answer
+from alidpfl.vault.policy import make_policy
 from alidpfl.vault.status import public_info, status
 
-from .parts import NUM_CLASSES, NUM_RECORDS, CountingTrainer, body, made_records, made_vault, opened, steps_of
+from .parts import (
+    NUM_CLASSES,
+    NUM_RECORDS,
+    CountingTrainer,
+    body,
+    made_records,
+    made_vault,
+    opened,
+    policy_values,
+    steps_of,
+)
 
 # ------------------------------------------------------------------------------------------- what the owner admits
 
@@ -80,9 +91,9 @@ def test_terms_cannot_be_changed_once_the_ledger_has_begun(tmp_path):
     ("text", "message"),
     [
         ("epsilon = 4.0\nepsilom = 1", "epsilom is not a setting"),
-        ("epsilon = -4.0", "greater than 0"),
-        ("epsilon = nan", "finite"),
-        ('epsilon = "4"', "valid number"),
+        ("epsilon = -4.0", r"policy\.toml: budget\.epsilon=-4\.0 must be a number > 0, such as 2\.0$"),
+        ("epsilon = nan", r"budget\.epsilon=nan must be a number > 0"),
+        ('epsilon = "4"', r"budget\.epsilon='4' must be a number > 0"),
         ("epsilon = ", "not valid TOML"),
     ],
 )
@@ -92,6 +103,23 @@ def test_the_policy_file_is_strict(tmp_path, text, message):
     path.write_text(path.read_text().replace("epsilon = 4.0", text))
     with pytest.raises(ConfigError, match=message):
         folder.policy()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budget": 3}, r"budget=3 must be a section: \[budget\]"),
+        ({"unsafe": ["no-noise"]}, r"unsafe='no-noise' must be one of 'unaccounted-signals', 'seeded-noise'"),
+        ({"unsafe": 1}, r'unsafe=1 must be a list of "unaccounted-signals", "seeded-noise", such as'),
+        ({"anchor": 1}, r"anchor=1 must be text, such as"),
+        ({"limits__on_excess": "drop"}, r"limits\.on_excess='drop' must be one of 'cut', 'refuse'"),
+        ({"limits__max_steps_per_round": True}, r"limits\.max_steps_per_round=true must be a whole number"),
+        ({"terms": {"sample_rate": 0.1}}, r"terms\.min_noise_multiplier is missing; add it"),
+    ],
+)
+def test_a_policy_is_refused_in_our_own_words(changes, message):
+    with pytest.raises(ConfigError, match=f"^here: {message}"):
+        make_policy(policy_values(**changes), "here")
 
 
 def test_changed_data_are_refused_without_quoting_them(tmp_path):

@@ -1,6 +1,11 @@
 """`alidpfl vault` as its users type it."""
 
 import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +14,8 @@ import torch
 
 from alidpfl.runs import load_config
 from alidpfl.runs.build import prepare
-from alidpfl.vault.folder import HEAD, LEDGER, POLICY, REFUSALS, VaultFolder
+from alidpfl.vault.folder import HEAD, LEDGER, POLICY, REFUSALS, SOCKET, VaultFolder
+from alidpfl.vault.inspection import check_plan
 from alidpfl.vault.messages import encode
 from alidpfl.vault.policy import read_policy
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, refusal
@@ -18,6 +24,7 @@ from tests.runs.command import alidpfl, forked
 
 from .parts import body, made_records, made_vault, not_served, opened, request, served, weights
 
+ROOT = Path(__file__).parent.parent.parent
 NUMBERS = {
     "--epsilon": 2,
     "--delta": 1e-5,
@@ -52,17 +59,75 @@ def test_init_status_serve(tmp_path, records):
     told = alidpfl("vault", "status", "--dir", folder)
     assert told.exit_code == 0
     assert "0.0000 of 2 at δ = 1e-05" in told.stdout
-    assert "no anchor" not in told.stdout
+    assert re.search(r"being served +│ no ", told.stdout)
+    assert re.search(rf"anchor +│ {tmp_path / 'anchor'} ", told.stdout)
     with served(VaultFolder(path=folder)) as (process, client):
         client.train_bytes(body(sample_rate=0.1))
         with pytest.raises(Exception, match="not a safetensors file"):
             client.train_bytes(b"nonsense")
         assert "listening on" in process.log.read_text()
         assert "anchor" not in process.log.read_text()
+        told = alidpfl("vault", "status", "--dir", folder)
+        assert re.search(rf"being served +│ yes, by process {process.pid} on ", told.stdout)
+        assert not client.status().keys() & {"served_by", "anchor"}  # paths are for the owner, not for submitted apps
     told = alidpfl("vault", "status", "--dir", folder)
     assert "1 of 1 runs" in told.stdout
     assert "1 malformed" in told.stdout
     assert "nonsense" not in told.stdout
+    assert re.search(r"being served +│ no ", told.stdout)  # it was killed, and its lock file still has its name
+
+
+def test_the_program_in_the_documentation_talks_to_a_vault(tmp_path):
+    folder = made_vault(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "vault.md").read_text(), re.DOTALL)
+    where = "/var/lib/alidpfl/hospital-a/vault.sock"
+    assert where in code
+    program = tmp_path / "talk.py"
+    program.write_text(
+        code.replace(where, str(folder.path / SOCKET)) + '\nassert "torch" not in __import__("sys").modules\n'
+    )
+    with served(folder):
+        done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"2 steps run, \d+ left\n", done.stdout)
+
+
+def test_the_run_in_the_documentation_fits_its_vault(tmp_path):
+    """docs/deploy.md: the command that enrols and the run.toml beside it, with other paths."""
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    (command,) = re.findall(r"alidpfl (vault init .*?)\n```", text, re.DOTALL)
+    (run,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    places = {"/var/lib/alidpfl/patients.npz": made_records(tmp_path / "p.npz")}
+    places |= {
+        "/var/lib/alidpfl/hospital-a": tmp_path / "v",
+        "/mnt/other-disk/alidpfl/hospital-a.anchor": tmp_path / "a",
+    }
+    arguments = shlex.split(command.replace("\\\n", " "))
+    done = alidpfl(*[places.get(argument, argument) for argument in arguments])
+    assert done.exit_code == 0, done.stderr
+    policy = read_policy(tmp_path / "v" / POLICY)
+    (tmp_path / "run.toml").write_text(run)
+    config = load_config(tmp_path / "run.toml")
+    asked = request(
+        sample_rate=config.privacy.sample_rate,
+        noise_multiplier=config.privacy.noise_multiplier,
+        clip_norm=config.method.clip_norm,
+    )
+    check_plan(asked, policy)
+    assert config.model.name == policy.model.name
+    assert config.privacy.epsilon <= policy.budget.epsilon
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"x,y\n1,2\n", "is not a .npz file, whatever its name"), (b"PK\x03\x04 cut", "cannot be read (")],
+)
+def test_init_says_what_is_wrong_with_the_file(tmp_path, content, message):
+    (tmp_path / "records.npz").write_bytes(content)
+    refused = init(tmp_path / "vault", data=tmp_path / "records.npz", num_classes=3)
+    assert refused.exit_code == 2
+    assert message in refused.stderr
+    assert "unsafe" not in refused.stderr
 
 
 HOSTILE = ("[/x]", "\x1b[2J\nround 9: all is well", "[bold]\u202e", "\x9b2J\r", "x" * 5000)
@@ -114,17 +179,23 @@ def test_init_refuses_what_it_cannot_keep(tmp_path, records):
     folder = tmp_path / "vault"
     for arguments, message in (
         ({"data": records}, "--num-classes is missing"),
-        ({"data": records, "num_classes": 2}, "classes beyond num_classes=2"),
-        ({"data": tmp_path / "none.npz", "num_classes": 3}, "cannot be read"),
-        ({"data": "strikes"}, "--data strikes"),
+        ({"data": records, "num_classes": 2}, "they must go from 0 to 1; counting from 1"),
+        ({"data": records, "num_classes": 1}, "--num-classes=1 must be a whole number ≥ 2, such as 3"),
+        ({"data": tmp_path / "none.npz", "num_classes": 3}, "none.npz does not exist; check the path"),
+        ({"data": "strikes"}, "--data strikes: give your own file, whose name ends in .npz, or for trying out"),
+        ({"data": "strokes", "client": -1}, "--client=-1 must be a whole number ≥ 0"),
+        ({"data": "strokes", "beta": 0}, "--beta=0.0 must be a number > 0"),
         ({"data": "synthetic", "client": 10}, "client=10 must be below clients=10"),
-        ({"data": records, "num_classes": 3, "epsilon": -1}, "budget.epsilon=-1"),
+        ({"data": records, "num_classes": 3, "epsilon": -1}, "--epsilon=-1.0 must be a number > 0, such as 2.0"),
         ({"data": records, "num_classes": 3, "epsilon": 0.01}, "does not pay for one step"),
-        ({"data": records, "num_classes": 3, "sample_rate": 32}, "terms.sample_rate=32"),
-        ({"data": records, "num_classes": 3, "min_noise_multiplier": 0}, "terms.min_noise_multiplier=0"),
-        ({"data": records, "num_classes": 3, "model": "resnet"}, "model.name=resnet"),
-        ({"data": records, "num_classes": 3, "model": "cnn"}, "needs images"),
-        ({"data": records, "num_classes": 3, "min_clip_norm": 2}, "min_clip_norm=2"),
+        ({"data": records, "num_classes": 3, "sample_rate": 32}, "--sample-rate=32.0 must be a number > 0, ≤ 1"),
+        ({"data": records, "num_classes": 3, "min_noise_multiplier": 0}, "--min-noise-multiplier=0.0 must be"),
+        ({"data": records, "num_classes": 3, "model": "resnet"}, "--model='resnet' must be one of 'cnn', "),
+        (
+            {"data": records, "num_classes": 3, "model": "cnn"},
+            'needs images, and inputs have shape (6,): use "linear" (--model linear',
+        ),
+        ({"data": records, "num_classes": 3, "min_clip_norm": 2}, "vault init: min_clip_norm=2.0 must not exceed"),
         ({"data": records, "num_classes": 3, "anchor": tmp_path / "no" / "anchor"}, "is not a folder"),
     ):
         refused = init(folder, **arguments)

@@ -18,6 +18,7 @@ TEST_FILE = "test.npz"
 
 _HELD_OUT = 0.1
 _STREAM = 5  # other numbers than the partitions draw from the same seed
+_ZIP = b"PK"  # a .npz file is one
 _FORM = "store x with shape (n, ...) and y with shape (n,), by numpy.savez(file, x=..., y=...)"
 
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
@@ -67,13 +68,18 @@ def load_client(path: Path, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> La
 def _read(path: Path) -> Arrays:
     try:
         with path.open("rb") as file:  # opened here: where the zip is broken, numpy leaves the file open
+            if file.read(len(_ZIP)) != _ZIP:  # before numpy takes it for a pickle, and advises to load it unsafely
+                raise DataError(f"{path} is not a .npz file, whatever its name; {_FORM}")
+            file.seek(0)
             arrays = np.load(file, allow_pickle=False)  # a pickle could run anything
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise DataError(f"{path} is not a .npz file; {_FORM}")
             missing = [name for name in ("x", "y") if name not in arrays]
             if missing:
                 raise DataError(f"{path} has no array {' and '.join(missing)}, only {sorted(arrays)}; {_FORM}")
             x, y = arrays["x"], arrays["y"]
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; check the path (vault init: --data), or put the file back") from None
+    except (PermissionError, IsADirectoryError) as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); give a file that this user may read") from error
     except (OSError, EOFError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); write it anew, without Python objects in it") from error
     _check_arrays(path, x, y)

@@ -18,10 +18,15 @@ AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "server.pem", "
 _DAYS = 365
 _BACKDATED = datetime.timedelta(hours=1)  # clocks of other machines may be behind
 _PRIVATE, _PUBLIC = 0o600, 0o644
+_THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 
 
 def make_certificates(folder: Path, *, hosts: Sequence[str], nodes: int) -> list[Path]:
-    """Write all files into a new or empty folder; private keys are the owner's alone."""
+    """Write all files into a new or empty folder; private keys are the owner's alone.
+
+    The server's certificate is for `hosts` and always for the machine itself: a SuperLink on 0.0.0.0 calls itself at
+    127.0.0.1, and runs nothing where that fails.
+    """
     if nodes < 1:
         raise ConfigError(f"nodes={nodes} must be at least 1")
     with disk_errors("create", folder):
@@ -33,7 +38,7 @@ def make_certificates(folder: Path, *, hosts: Sequence[str], nodes: int) -> list
     files = {
         AUTHORITY: _pem(authority),
         AUTHORITY_KEY: _private(authority_key),
-        CERTIFICATE: _pem(_server(server_key, authority, authority_key, hosts)),
+        CERTIFICATE: _pem(_server(server_key, authority, authority_key, [*dict.fromkeys([*hosts, *_THIS_MACHINE])])),
         KEY: _private(server_key),
     }
     for number in range(1, nodes + 1):

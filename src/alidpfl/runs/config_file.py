@@ -3,16 +3,14 @@
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.lookup import nearest
+from alidpfl.inputs.wording import example, refused, shown
 from alidpfl.runs.config import Config
-from alidpfl.runs.wording import example, expected, toml
-
-_LONGEST_VALUE = 200  # of a value in an error message
 
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -100,23 +98,9 @@ def _explained(problem: Any, values: Mapping[str, Any]) -> str:
     section = Config.model_fields[path[0]].annotation
     if len(path) == 1:
         first, field = next(iter(_fields(section).items()))
-        return f"{path[0]}={_shown(problem['input'])} must be a section, such as {path[0]}.{first}={example(field)}"
+        return f"{path[0]}={shown(problem['input'])} must be a section, such as {path[0]}.{first}={example(field)}"
     field = _fields(section)[path[1]]
-    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
-        options = _literals(field.annotation)
-        listed = ", ".join(f"'{option}'" for option in options)
-        meant = nearest(problem["input"], options)
-        return f"{'.'.join(path)}={problem['input']!r} must be one of {listed}; did you mean {meant!r}?"
-    return f"{path[0]}.{path[1]}={_shown(values[path[0]][path[1]])} must be {expected(field)}"
-
-
-def _shown(value: Any) -> str:
-    """As it was typed, or nearly: what TOML calls true is not to be called True."""
-    try:
-        text = toml(value) if isinstance(value, bool) else repr(value)
-    except (ValueError, RecursionError):  # Python prints no number of more than 4,300 digits
-        return f"({type(value).__name__})"
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    return refused(problem, f"{path[0]}.{path[1]}", values[path[0]][path[1]], field)
 
 
 def _nearest_key(path: list[str]) -> str:
@@ -125,11 +109,3 @@ def _nearest_key(path: list[str]) -> str:
         candidates = {**{section: section for section in keys()}, **{n: f"{s}.{n}" for n, s in homes.items()}}
         return candidates[nearest(path[0], candidates)]
     return f"{path[0]}.{nearest(path[-1], keys()[path[0]])}"
-
-
-def _literals(annotation: Any) -> list[str]:
-    """The texts that a setting may be."""
-    found: list[Any] = [annotation]
-    while any(get_args(a) for a in found):
-        found = [b for a in found for b in (get_args(a) or (a,))]
-    return [a for a in found if isinstance(a, str)]

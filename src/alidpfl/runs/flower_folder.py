@@ -12,6 +12,7 @@ from alidpfl.store.files import disk_errors
 _HEADER = """\
 # Made by `alidpfl flower init`; docs/deploy.md and docs/configuration.md explain the keys below [tool.flwr.app.config].
 # Change one for a single run with: flwr run . <superlink> --run-config 'privacy.epsilon=1'
+# Flower takes only keys that stand below. Add any other here, or write another folder with `alidpfl flower init --set`.
 """
 
 
@@ -38,6 +39,12 @@ def _project(config: Config, options: FlowerOptions) -> dict[str, object]:
             settings[name] = value
     apps = {"serverapp": "alidpfl.flower_apps:server", "clientapp": "alidpfl.flower_apps:client"}
     return {
-        "project": {"name": "alidpfl-run", "version": __version__, "license": "Apache-2.0", "dependencies": []},
+        "project": {
+            "name": "alidpfl-run",
+            "version": __version__,
+            "description": "Differentially private federated training, by alidpfl",
+            "license": "Apache-2.0",
+            "dependencies": [],
+        },
         "tool": {"flwr": {"app": {"publisher": "alidpfl", "components": apps, "config": settings}}},
     }

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from alidpfl.inputs.wording import kind, limits, toml
 from alidpfl.runs.config import Config
-from alidpfl.runs.wording import kind, limits, toml
 
 _HEAD = """# Configuration
 

@@ -142,7 +142,10 @@ def _described(source: Source, policy: Policy, order: int | None) -> Enrolment:
 
     records, num_classes = source.load()
     input_shape = tuple(records.inputs.shape[1:])
-    model = make_model(policy.model.name, input_shape, num_classes, hidden=policy.model.hidden, seed=0)
+    try:
+        model = make_model(policy.model.name, input_shape, num_classes, hidden=policy.model.hidden, seed=0)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (--model linear takes inputs of any shape)") from None
     return Enrolment(
         vault=secrets.token_hex(8),
         alidpfl=__version__,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from alidpfl.errors import ConfigError
-from alidpfl.store.files import read_bytes
+from alidpfl.store.files import disk_errors, read_bytes
 from alidpfl.vault.accounts import make_account
 from alidpfl.vault.chain import Chain, Entry, Head, parse_head, verified
 from alidpfl.vault.enrolment import Enrolment, parse_enrolment
@@ -57,6 +57,13 @@ class VaultFolder:
             Head.read(anchor)  # first: where its disk is not mounted, nothing may be written to the bare mount point
             with exclusive_lock(anchor.with_name(f".{anchor.name}{LOCK}"), owner_of=anchor, remedy=remedy):
                 yield
+
+    def served_by(self) -> str | None:
+        """The process that serves this vault, such as "process 7 on host"; None: it is not served."""
+        from alidpfl.store.lock import lock_holder
+
+        with disk_errors("read", self.path / LOCK):
+            return lock_holder(self.path / LOCK)
 
     def open(self, policy: Policy, known_head: str | None = None) -> tuple[Enrolment, Ledger]:
         """Enrolment and ledger, verified, for serving: the caller holds `lock`."""

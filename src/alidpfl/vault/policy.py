@@ -5,12 +5,15 @@ vault whose policy says otherwise refuses to serve. The rest may be edited betwe
 """
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from alidpfl.errors import ConfigError
+from alidpfl.inputs.wording import refused, shown
 from alidpfl.store.files import disk_errors
 from alidpfl.store.toml_writer import to_toml
 
@@ -22,8 +25,6 @@ _HEADER = """\
 # [budget], [accounting], [terms] and [model] are what the ledger was begun with: changed, the vault refuses to serve.
 """
 
-Positive = Annotated[float, Field(gt=0)]
-
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
@@ -32,8 +33,8 @@ class _Section(BaseModel):
 class BudgetSection(_Section):
     """[budget]: what this data set may ever spend."""
 
-    epsilon: Positive
-    delta: float = Field(gt=0, lt=1)
+    epsilon: float = Field(gt=0, examples=[2.0])
+    delta: float = Field(gt=0, lt=1, examples=[1e-5])
 
 
 class AccountingSection(_Section):
@@ -46,8 +47,8 @@ class AccountingSection(_Section):
 class TermsSection(_Section):
     """[terms]: the largest q, the least σ, and what the noise goes on."""
 
-    sample_rate: float = Field(gt=0, le=1)
-    min_noise_multiplier: float = Field(ge=1e-3, le=1e6)
+    sample_rate: float = Field(gt=0, le=1, examples=[0.04])
+    min_noise_multiplier: float = Field(ge=1e-3, le=1e6, examples=[1.1])
     release: Literal["step", "update"] = "step"
 
 
@@ -61,9 +62,9 @@ class ModelSection(_Section):
 class LimitsSection(_Section):
     """[limits]: of a single round."""
 
-    max_steps_per_round: int = Field(ge=1, le=1_000_000)
+    max_steps_per_round: int = Field(ge=1, le=1_000_000, examples=[10])
     min_clip_norm: float = Field(1e-3, ge=1e-6, le=1e6)
-    max_clip_norm: float = Field(ge=1e-6, le=1e6)
+    max_clip_norm: float = Field(ge=1e-6, le=1e6, examples=[1.0])
     on_excess: Literal["cut", "refuse"] = "cut"
 
     @model_validator(mode="after")
@@ -84,10 +85,12 @@ class Policy(_Section):
     """All that the owner decides."""
 
     format: Literal["alidpfl-vault-policy-1"] = FORMAT
-    anchor: str | None = None
+    anchor: str | None = Field(None, examples=["/mnt/other-disk/anchor"])
     """A file on another disk that follows the ledger's head: it betrays a restored snapshot."""
-    unsafe: list[Literal["unaccounted-signals", "seeded-noise"]] = Field(default_factory=list)
-    seed: int | None = Field(None, ge=0)
+    unsafe: list[Literal["unaccounted-signals", "seeded-noise"]] = Field(
+        default_factory=list, examples=[["unaccounted-signals"]]
+    )
+    seed: int | None = Field(None, ge=0, examples=[7])
     """Of the noise, with unsafe = ["seeded-noise"] only."""
     budget: BudgetSection
     accounting: AccountingSection = Field(default_factory=AccountingSection)
@@ -118,12 +121,13 @@ class Policy(_Section):
         return _HEADER + to_toml(self.model_dump())
 
 
-def make_policy(values: dict[str, Any], source: str) -> Policy:
-    """A checked policy; an error names the key and the file."""
+def make_policy(values: dict[str, Any], source: str, called: Callable[[str], str] = str) -> Policy:
+    """A checked policy; an error names the file, and the key as it is `called` there."""
     try:
         return Policy.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{source}: " + "; ".join(_explained(problem) for problem in error.errors())) from None
+        problems = dict.fromkeys(_explained(problem, values, called) for problem in error.errors())
+        raise ConfigError(f"{source}: {'; '.join(problems)}") from None
 
 
 def read_policy(path: Path) -> Policy:
@@ -137,11 +141,23 @@ def read_policy(path: Path) -> Policy:
     return make_policy(values, str(path))
 
 
-def _explained(problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
+def _explained(problem: Any, values: dict[str, Any], called: Callable[[str], str]) -> str:
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        return f"{key} is not a setting of a vault; remove it or mend its spelling"
+        return f"{called(key)} is not a setting of a vault; remove it or mend its spelling"
     if problem["type"] == "missing":
-        return f"{key} is missing; add it"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{key}={str(problem['input'])[:100]}: {message}" if key else message
+        return f"{called(key)} is missing; add it"
+    if problem["type"] == "value_error":  # one of ours, about several settings
+        return str(problem["msg"]).removeprefix("Value error, ")
+    field, value = Policy.model_fields[path[0]], values[path[0]]
+    if not _is_section(field):
+        return refused(problem, called(path[0]), value, field)
+    if len(path) == 1:
+        return f"{key}={shown(value)} must be a section: [{key}], and its keys below"
+    inner: Any = field.annotation
+    return refused(problem, called(f"{path[0]}.{path[1]}"), value[path[1]], inner.model_fields[path[1]])
+
+
+def _is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, _Section)

@@ -22,7 +22,7 @@ class FileSource(_Source):
 
     kind: Literal["file"] = "file"
     path: str
-    num_classes: int = Field(ge=2)
+    num_classes: int = Field(ge=2, examples=[3])
     """Given by the owner: taken from the labels it would show something of them."""
     pixel_range: tuple[float, float] = (-1.0, 1.0)
 
@@ -32,7 +32,10 @@ class FileSource(_Source):
 
         records = load_client(Path(self.path), self.pixel_range)
         if int(records.targets.max()) >= self.num_classes:
-            raise ConfigError(f"{self.path} has classes beyond num_classes={self.num_classes}; raise it")
+            raise ConfigError(
+                f"{self.path} has labels beyond num_classes={self.num_classes}: they must go from 0 to "
+                f"{self.num_classes - 1}; counting from 1 is the usual cause: subtract 1, or else raise --num-classes"
+            )
         return records, self.num_classes
 
 
@@ -41,7 +44,7 @@ class SplitSource(_Source):
 
     kind: Literal["split"] = "split"
     name: Literal["strokes", "mnist", "fashion_mnist", "cifar10", "synthetic"]
-    client: int = Field(ge=0)
+    client: int = Field(ge=0, examples=[0])
     clients: int = Field(10, ge=1)
     partition: Literal["iid", "dirichlet", "natural"] = "dirichlet"
     dirichlet_beta: float = Field(0.5, gt=0)

@@ -64,3 +64,9 @@ def status(path: Path) -> dict[str, Any]:
     policy = folder.policy()
     enrolment, book, head = folder.read(policy)
     return describe(enrolment, policy, book, head, folder.refusals())
+
+
+def owner_status(path: Path) -> dict[str, Any]:
+    """What `status` says, and what only the owner's own command may: submitted apps can ask a vault for its status."""
+    folder = VaultFolder(path=path)
+    return {**status(path), "served_by": folder.served_by(), "anchor": folder.policy().anchor}

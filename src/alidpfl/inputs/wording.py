@@ -1,13 +1,16 @@
 """What a setting may be, in the words of TOML: for the reference of all settings and for errors about one."""
 
+from collections.abc import Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
+from alidpfl.inputs.lookup import nearest
 from alidpfl.inputs.quantities import as_bytes, as_seconds
 
+_LONGEST_VALUE = 200  # of a value in an error message
 _SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 _NAMES = {float: "number", int: "whole number", str: "text"}
 _QUANTITIES = {as_seconds: "duration", as_bytes: "size"}
@@ -24,8 +27,8 @@ def kind(annotation: Any) -> str:
         return ", ".join(f'"{choice}"' for choice in inner)
     if origin in (Union, UnionType):
         return ", ".join(kind(a) for a in inner if a is not type(None))
-    if origin is tuple:
-        count = "" if inner[-1] is Ellipsis else f"{len(inner)} "
+    if origin in (tuple, list):
+        count = "" if origin is list or inner[-1] is Ellipsis else f"{len(inner)} "
         return f"list of {count}{kind(inner[0])}{'s' if count else ''}"
     if origin is dict:
         return "table"
@@ -38,6 +41,16 @@ def kind(annotation: Any) -> str:
 def limits(field: FieldInfo) -> str:
     """The range: "> 0, < 1", or nothing."""
     return ", ".join(f"{s} {getattr(m, a):g}" for m in field.metadata for a, s in _SIGNS.items() if hasattr(m, a))
+
+
+def refused(problem: Mapping[str, Any], name: str, value: object, field: FieldInfo) -> str:
+    """Why `value` is none for `field`, where pydantic found `problem`; `name` is how users call the setting."""
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
+        options = _literals(field.annotation)
+        listed = ", ".join(f"'{option}'" for option in options)
+        meant = nearest(problem["input"], options)
+        return f"{name}={problem['input']!r} must be one of {listed}; did you mean {meant!r}?"
+    return f"{name}={shown(value)} must be {expected(field)}"
 
 
 def expected(field: FieldInfo) -> str:
@@ -64,3 +77,20 @@ def toml(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + "}"
     return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def shown(value: object) -> str:
+    """As it was typed, or nearly: what TOML calls true is not to be called True."""
+    try:
+        text = toml(value) if isinstance(value, bool) else repr(value)
+    except (ValueError, RecursionError):  # Python prints no number of more than 4,300 digits
+        return f"({type(value).__name__})"
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+def _literals(annotation: Any) -> list[str]:
+    """The texts that a setting may be."""
+    found: list[Any] = [annotation]
+    while any(get_args(a) for a in found):
+        found = [b for a in found for b in (get_args(a) or (a,))]
+    return [a for a in found if isinstance(a, str)]
