@@ -109,7 +109,7 @@ def test_the_policy_file_is_strict(tmp_path, text, message):
     ("changes", "message"),
     [
         ({"budget": 3}, r"budget=3 must be a section: \[budget\]"),
-        ({"unsafe": ["no-noise"]}, r"unsafe='no-noise' must be one of 'unaccounted-signals', 'seeded-noise'"),
+        ({"unsafe": ["no-noise"]}, r"unsafe\.0='no-noise' must be one of 'unaccounted-signals', 'seeded-noise'"),
         ({"unsafe": 1}, r'unsafe=1 must be a list of "unaccounted-signals", "seeded-noise", such as'),
         ({"anchor": 1}, r"anchor=1 must be text, such as"),
         ({"limits__on_excess": "drop"}, r"limits\.on_excess='drop' must be one of 'cut', 'refuse'"),

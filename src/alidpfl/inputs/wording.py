@@ -49,7 +49,8 @@ def refused(problem: Mapping[str, Any], name: str, value: object, field: FieldIn
         options = _literals(field.annotation)
         listed = ", ".join(f"'{option}'" for option in options)
         meant = nearest(problem["input"], options)
-        return f"{name}={problem['input']!r} must be one of {listed}; did you mean {meant!r}?"
+        place = "".join(f".{part}" for part in problem["loc"] if isinstance(part, int))  # in a list
+        return f"{name}{place}={problem['input']!r} must be one of {listed}; did you mean {meant!r}?"
     return f"{name}={shown(value)} must be {expected(field)}"
 
 
