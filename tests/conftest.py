@@ -1,9 +1,14 @@
 """Settings for all tests."""
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer asks click 8.3 for a name that click deprecates
+    import typer.testing  # noqa: F401
 
 _skipped_real_data: list[str] = []
 

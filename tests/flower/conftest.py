@@ -1,4 +1,4 @@
-"""Imports typer and Flower once, with their own warnings silenced."""
+"""Imports Flower once, with its own warnings silenced."""
 
 import warnings
 
@@ -6,7 +6,5 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    import typer.testing  # noqa: F401
-
     pytest.importorskip("flwr.clientapp", reason="the extra 'flower' is not installed")
     pytest.importorskip("flwr.serverapp", reason="the extra 'flower' is not installed")

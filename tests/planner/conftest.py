@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -18,11 +17,9 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def alidpfl(cache):
     """Runs the command in this process, where everything is loaded, with a cache of its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # typer's, on first import
-        from typer.testing import CliRunner
+    from typer.testing import CliRunner
 
-        from alidpfl.cli import app
+    from alidpfl.cli import app
 
     def run(*arguments):
         environment = {"XDG_CACHE_HOME": str(cache), "COLUMNS": "80"}
