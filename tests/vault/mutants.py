@@ -188,7 +188,7 @@ VAULT_MUTANTS = (
         f"{VAULT}/chain.py",
         ("            os.fsync(self._descriptor)\n            self._commit()\n        except"),
         ("            os.fsync(self._descriptor)\n        except"),
-        f"{CHAIN} {TROUBLE}",
+        TROUBLE,
     ),
     (
         "vault: what a full disk left of a line stays",
