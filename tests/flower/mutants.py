@@ -5,6 +5,20 @@ ENGINES = "src/alidpfl/engines"
 
 FLOWER_MUTANTS = (
     (
+        "flower: a node's words reach the terminal as they are",
+        f"{ENGINES}/nodes.py",
+        "character if character.isprintable() else",
+        "character if character else",
+        NODES,
+    ),
+    (
+        "flower: a node with less than a record a batch holds up all",
+        "src/alidpfl/runs/flower.py",
+        "if rate * node.info.num_records < 1:",
+        "if rate * node.info.num_records < 0:",
+        NODES,
+    ),
+    (
         "flower: another number of records is believed",
         f"{ENGINES}/vaults.py",
         "if told.num_records != (size := self._members[plan.client].num_records):",
