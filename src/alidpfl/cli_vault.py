@@ -152,9 +152,9 @@ def status(
     folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
     """What was spent, what is left, what was refused; and whether the vault is being served."""
-    from alidpfl.vault.status import owner_status
+    from alidpfl.vault.status import status
 
-    told = owner_status(folder.absolute())
+    told = status(folder.absolute())
     if as_json:
         typer.echo(json.dumps(told, indent=2))
     else:

@@ -8,6 +8,7 @@ import pytest
 
 from alidpfl.vault.folder import ANSWERS, LEDGER, SOCKET
 from alidpfl.vault.refusals import RefusalCode, VaultTroubleError
+from alidpfl.vault.status import status
 from tests.runs.command import alidpfl, forked
 
 from .parts import body, connected, made_vault, not_served, opened, served, spent, steps_of
@@ -22,7 +23,7 @@ def test_a_second_process_is_refused_and_status_is_not(tmp_path):
         assert "would spend twice" in second
         assert json.loads(alidpfl("vault", "status", "--dir", folder.path, "--json").stdout)["units_spent"] == 2
         client.train_bytes(body(round=1))  # the first did not notice
-        head = client.status()["head"]
+        head = status(folder.path)["head"]
     again = json.loads(alidpfl("vault", "status", "--dir", folder.path, "--json").stdout)
     assert (again["units_spent"], again["head"]) == (4, head)
 
@@ -105,7 +106,7 @@ def test_a_read_only_folder_costs_nothing(tmp_path):
                 with pytest.raises(VaultTroubleError, match=r"Permission denied.*nothing was charged"):
                     client.train_bytes(body(round=1))
                 closed.chmod(0o700)
-            assert client.status()["units_spent"] == 2
+            assert status(folder.path)["units_spent"] == 2
             client.train_bytes(body(round=1))
     finally:
         process.kill()

@@ -48,11 +48,6 @@ class VaultClient:
         values: dict[str, Any] = self._asked("GET", "/v1/info").json()
         return values
 
-    def status(self) -> dict[str, Any]:
-        """ε spent and left, rounds, refusals."""
-        values: dict[str, Any] = self._asked("GET", "/v1/status").json()
-        return values
-
     def train(self, request: RoundRequest, weights: Weights) -> bytes:
         """The answer to a round, for `messages.decode_answer`; one of the errors of `refusals` if there is none.
 

@@ -13,7 +13,6 @@ from typing import NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -25,7 +24,7 @@ from alidpfl.vault.folder import ANSWERS, SOCKET, VaultFolder
 from alidpfl.vault.policy import Policy
 from alidpfl.vault.refusals import HTTP_STATUS, RefusalCode, VaultRefusedError, refusal
 from alidpfl.vault.sockets import listening
-from alidpfl.vault.status import public_info, status
+from alidpfl.vault.status import public_info
 from alidpfl.vault.training import load_trainer
 
 _MOST_CONNECTIONS = 32
@@ -35,16 +34,18 @@ _LOG = logging.getLogger(__name__)
 
 
 class Service:
-    """A vault behind /v1/info, /v1/status and /v1/train. One thread trains; the event loop only moves bytes."""
+    """A vault behind /v1/info and /v1/train. One thread trains; the event loop only moves bytes.
 
-    def __init__(self, vault: Vault, folder: Path) -> None:
-        self._vault, self._folder = vault, folder
+    No status here: what other runs spent is for the owner, and whoever submits code to the node can ask this socket.
+    """
+
+    def __init__(self, vault: Vault) -> None:
+        self._vault = vault
         self._turn = asyncio.Semaphore(1)
         self._thread = ThreadPoolExecutor(max_workers=1)
         self.app = Starlette(
             routes=[
                 Route("/v1/info", self._info),
-                Route("/v1/status", self._status),
                 Route("/v1/train", self._trained, methods=["POST"]),
             ]
         )
@@ -55,10 +56,6 @@ class Service:
 
     async def _info(self, request: Request) -> Response:
         return JSONResponse(public_info(self._vault.enrolment, self._vault.policy))
-
-    async def _status(self, request: Request) -> Response:
-        # From the files, as the owner's command does: a status must not wait for the round at work.
-        return await self._refusing(run_in_threadpool(lambda: JSONResponse(status(self._folder))))
 
     async def _trained(self, request: Request) -> Response:
         return await self._refusing(self._train(request))
@@ -128,7 +125,7 @@ def serve(
         vault = open_vault(folder, policy, known_head)
         _keep_to_itself()
         with closing(vault.ledger), listening(where, group) as server:
-            service = Service(vault, path)
+            service = Service(vault)
             on_ready(vault, where)
             try:
                 uvicorn.Server(_settings(service.app)).run(sockets=[server])

@@ -27,7 +27,7 @@ def public_info(enrolment: Enrolment, policy: Policy) -> dict[str, Any]:
     }
 
 
-def describe(enrolment: Enrolment, policy: Policy, book: Book, head: str, refusals: RefusalLog) -> dict[str, Any]:
+def _described(enrolment: Enrolment, policy: Policy, book: Book, head: str, refusals: RefusalLog) -> dict[str, Any]:
     """ε spent and left, rounds, refusals."""
     reservations = book.reservations
     spent = book.account.epsilon()
@@ -54,7 +54,6 @@ def describe(enrolment: Enrolment, policy: Policy, book: Book, head: str, refusa
         "covers_everything": not uncovered,
         "rounds_not_covered": dict(sorted(uncovered.items())),
         "head": head,
-        "anchored": policy.anchor is not None,
     }
 
 
@@ -63,10 +62,5 @@ def status(path: Path) -> dict[str, Any]:
     folder = VaultFolder(path=path)
     policy = folder.policy()
     enrolment, book, head = folder.read(policy)
-    return describe(enrolment, policy, book, head, folder.refusals())
-
-
-def owner_status(path: Path) -> dict[str, Any]:
-    """What `status` says, and what only the owner's own command may: submitted apps can ask a vault for its status."""
-    folder = VaultFolder(path=path)
-    return {**status(path), "served_by": folder.served_by(), "anchor": folder.policy().anchor}
+    told = _described(enrolment, policy, book, head, folder.refusals())
+    return {**told, "served_by": folder.served_by(), "anchor": policy.anchor}
