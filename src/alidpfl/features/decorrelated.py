@@ -20,7 +20,9 @@ def scattering_block(channels: int, side: int, highest_frequency: int, *, flip_e
         channels: of the images.
         side: of the images, in pixels.
         highest_frequency: coordinates are low up to this sum of row and column frequency.
-        flip_even: keep only coordinates that stay as they are when the image is flipped from left to right.
+        flip_even: keep only coordinates that stay as they are when the image is flipped from left to right. Not quite
+            as they are: scattering is read at every fourth pixel from the first, and the flip has them 1.5 pixels off
+            the middle of their cells.
     """
     cells = side // STRIDE
     paths, parity = path_basis()

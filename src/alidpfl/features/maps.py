@@ -30,8 +30,8 @@ class FeatureMap:
     An image's features depend on that image and on nothing else: not on the other images, not on any statistics. So a
     client may compute them on its own, and changing one record changes one row.
 
-    Images with several channels are taken for photographs, whose left and right mean nothing: their features are (up to
-    rounding) the same for an image and its mirror image. Those with one channel may be digits: they keep their sides.
+    Images with several channels are taken for photographs, whose left and right mean nothing: of their features only
+    those are kept that an image shares with its mirror image. Images with one channel may be digits and keep all.
 
     >>> digits = FeatureMap(image_shape=(1, 28, 28), scattering_frequencies=6)
     >>> [(block.name, block.size, int(block.low.sum())) for block in digits.blocks]
@@ -57,7 +57,7 @@ class FeatureMap:
 
     @property
     def flip_even(self) -> bool:
-        """Whether an image and its mirror image have the same features."""
+        """Whether an image and its mirror image have the same features (scattering: nearly the same)."""
         return self.image_shape[0] > 1
 
     @cached_property
