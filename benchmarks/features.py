@@ -74,7 +74,9 @@ def _work(contender: str, shape: tuple[int, int, int], count: int) -> float:
     return time.process_time() - start
 
 
-def _turn(pool: Executor, processes: int, contender: str, shape: tuple[int, int, int], count: int) -> tuple[float, float]:
+def _turn(
+    pool: Executor, processes: int, contender: str, shape: tuple[int, int, int], count: int
+) -> tuple[float, float]:
     """Seconds by the clock, and of all processors, for `count` images in each of the processes."""
     start = time.perf_counter()
     work = [pool.submit(_work, contender, shape, count) for _ in range(processes)]

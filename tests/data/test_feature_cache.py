@@ -56,9 +56,7 @@ def test_other_images_maps_or_versions_have_other_files(tmp_path, images, comput
     load_or_compute(
         FeatureMap(image_shape=(1, 8, 8), scattering_frequencies=1, oriented_frequencies=1), images, tmp_path
     )
-    load_or_compute(
-        FeatureMap(image_shape=(5, 8, 8), scattering_frequencies=1), images.view(1, 5, 8, 8), tmp_path
-    )
+    load_or_compute(FeatureMap(image_shape=(5, 8, 8), scattering_frequencies=1), images.view(1, 5, 8, 8), tmp_path)
     monkeypatch.setattr(maps, "VERSION", maps.VERSION + 1)
     load_or_compute(MAP, images, tmp_path)
     assert len(computed) == len(list(tmp_path.iterdir())) == 8

@@ -47,9 +47,7 @@ def test_parity_is_what_a_flip_does_to_scattering():
     # What is kept is every fourth pixel from the first, so the flip must be one about such a pixel.
     flipped = image.flip(-1).roll(1, -1)
     image[..., 0], flipped[..., 0] = 0, 0
-    values, mirrored = (
-        (basis @ Scattering(32)(x)[0].flatten(1)).view(PATHS, 8, 8)[:, 3:5] for x in (image, flipped)
-    )
+    values, mirrored = ((basis @ Scattering(32)(x)[0].flatten(1)).view(PATHS, 8, 8)[:, 3:5] for x in (image, flipped))
     sign = 1 - 2 * parity[:, None, None].float()
     inner, expected = mirrored[..., 3:6], (sign * values.flip(-1))[..., 2:5]
     assert torch.nn.functional.cosine_similarity(inner.flatten(), expected.flatten(), 0) > 0.999

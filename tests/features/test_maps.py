@@ -92,7 +92,7 @@ def test_scattering_has_norm_one_or_less_where_there_is_little_to_see():
 
 
 def test_photographs_and_their_mirror_images():
-    """Equal but for rounding; scattering is read off the middle of its cells, so there it is only most of the change."""
+    """Equal but for rounding; scattering, which is read off the middle of its cells, only for the most part."""
     images = pixels(4, 3, 32)
     feature_map = FeatureMap(image_shape=(3, 32, 32), scattering_frequencies=5)
     one, mirrored = feature_map.compute(images), feature_map.compute(images.flip(-1))

@@ -5,6 +5,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +59,8 @@ def _compute_and_keep(
     try:
         with files.replacing(path) as file:
             Path(file.name).chmod(_OWNER_ONLY)
-            np.savez(file, **{name: values.numpy() for name, values in features.items()})
+            arrays: dict[str, Any] = {name: values.numpy() for name, values in features.items()}
+            np.savez(file, **arrays)
     except OSError:
         pass  # a full or read-only disk: the cache is for speed only
     return features

@@ -9,6 +9,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from alidpfl.features.morlet import ANGLES, FIRST_ANGLE
 
@@ -24,7 +25,7 @@ def dct_basis(size: int) -> Tensor:
     frequency = torch.arange(size, dtype=torch.float64)[:, None]
     place = torch.arange(size, dtype=torch.float64)[None]
     waves = torch.cos(math.pi * (place + 0.5) * frequency / size)
-    return _with_unit_rows(waves).float()
+    return F.normalize(waves).float()
 
 
 def plane_basis(size: int) -> Tensor:
@@ -49,7 +50,7 @@ def angle_basis() -> tuple[Tensor, Tensor]:
         parities += [0, 1]
     rows.append(torch.cos(math.pi * steps))
     parities.append(0)
-    return _with_unit_rows(torch.stack(rows)).float(), torch.tensor(parities)
+    return F.normalize(torch.stack(rows)).float(), torch.tensor(parities)
 
 
 def path_basis() -> tuple[Tensor, Tensor]:
@@ -77,7 +78,3 @@ def low_frequencies(size: int, highest: int) -> Tensor:
 def on_both_axes(matrix: Tensor, images: Tensor) -> Tensor:
     """(..., s, s) -> (..., r, r): the (r, s) `matrix` along the rows and along the columns of every image."""
     return matrix @ (images @ matrix.t())
-
-
-def _with_unit_rows(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True)

@@ -39,9 +39,7 @@ def scattering_block(channels: int, side: int, highest_frequency: int, *, flip_e
         values = (colours @ values.view(len(images), channels, -1)).flatten(1)
         return values.index_select(1, places) if flip_even else values
 
-    return Block(
-        name="scattering", grid=(channels * PATHS, cells**2), places=places, low=low[places], compute=compute
-    )
+    return Block(name="scattering", grid=(channels * PATHS, cells**2), places=places, low=low[places], compute=compute)
 
 
 def _normalised(values: Tensor) -> Tensor:

@@ -105,7 +105,9 @@ class FeatureMap:
         if images.dtype != torch.uint8:
             raise DataError(f"images have type {images.dtype}, need torch.uint8: bytes from 0 (black) to 255 (white)")
         if tuple(images.shape[1:]) != self.image_shape or images.ndim != 1 + _IMAGE_AXES:
-            raise DataError(f"images have shape {tuple(images.shape)}, need (n, {', '.join(map(str, self.image_shape))})")
+            raise DataError(
+                f"images have shape {tuple(images.shape)}, need (n, {', '.join(map(str, self.image_shape))})"
+            )
 
 
 def _check_shape(shape: object) -> None:

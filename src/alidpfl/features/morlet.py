@@ -7,6 +7,7 @@ the transform gives.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,8 @@ def smoothing(side: int, halvings: int) -> Floats:
     left = side >> halvings
     kernel = np.fft.ifft(np.concatenate([spectrum[: left // 2], spectrum[-(left // 2) :]])).real
     kept = np.arange(1, side // 2**SCALES - 1) * 2 ** (SCALES - halvings)
-    return kernel[(kept[:, None] - np.arange(left)[None]) % left]
+    matrix: Floats = kernel[(kept[:, None] - np.arange(left)[None]) % left]
+    return matrix
 
 
 def _wavelet_spectrum(side: int, scale: int, angle: float) -> Floats:
@@ -57,6 +59,7 @@ def _wavelet_spectrum(side: int, scale: int, angle: float) -> Floats:
     return np.fft.fft2(_wrapped(_wrapped(wavelet, side).T, side).T).real
 
 
-def _wrapped(values: NDArray[np.inexact], side: int) -> NDArray[np.inexact]:
+def _wrapped(values: NDArray[Any], side: int) -> NDArray[Any]:
     """Sum over the periods of the first axis."""
-    return values.reshape(-1, side, *values.shape[1:]).sum(0)
+    wrapped: NDArray[Any] = values.reshape(-1, side, *values.shape[1:]).sum(0)
+    return wrapped

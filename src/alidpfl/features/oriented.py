@@ -23,7 +23,9 @@ _DIRECTIONS = 4
 # convolutions (four edges, four lines), rectified with either sign: this is where in (positive, negative) each stands.
 _ORDER = torch.tensor([0, 1, 2, 3, 8, 9, 10, 11, 4, 12, 5, 13, 6, 14, 7, 15])
 # What each of the 16 becomes when the image is flipped from left to right: an angle θ becomes π − θ.
-_FLIPPED = torch.tensor([(4 - i) % 8 for i in range(8)] + [8 + 2 * (-i % 4) + sign for i in range(4) for sign in (0, 1)])
+_FLIPPED = torch.tensor(
+    [(4 - i) % 8 for i in range(8)] + [8 + 2 * (-i % 4) + sign for i in range(4) for sign in (0, 1)]
+)
 
 
 def oriented_block(channels: int, side: int, highest_frequency: int, *, flip_even: bool) -> Block:
