@@ -1,5 +1,7 @@
 """The map as a whole: sizes, one image at a time, flips, refusals."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -74,6 +76,15 @@ def test_how_images_are_shared_out_changes_no_more_than_rounding(channels, monke
     again = feature_map.compute(images[[6, 5, 4, 3, 2, 1, 0]])
     for name, values in whole.items():
         torch.testing.assert_close(again[name].flip(0), values, rtol=1e-4, atol=2e-6)
+
+
+def test_a_map_is_a_plain_value():
+    feature_map = small_map()
+    assert feature_map.blocks is small_map().blocks  # filters are built once
+    sent = pickle.loads(pickle.dumps(feature_map))  # noqa: S301
+    assert sent == feature_map
+    assert hash(sent) == hash(feature_map)
+    assert feature_map != small_map(3)
 
 
 def test_the_same_images_give_the_same_bytes():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -60,15 +60,10 @@ class FeatureMap:
         """Whether an image and its mirror image have the same features (scattering: nearly the same)."""
         return self.image_shape[0] > 1
 
-    @cached_property
+    @property
     def blocks(self) -> tuple[Block, ...]:
         """The blocks, in the order in which they are to be joined."""
-        channels, side, _ = self.image_shape
-        return (
-            scattering_block(channels, side, self.scattering_frequencies, flip_even=self.flip_even),
-            raw_block(channels, side, self.raw_frequencies, flip_even=self.flip_even),
-            oriented_block(channels, side, self.oriented_frequencies, flip_even=self.flip_even),
-        )
+        return _blocks(self)
 
     @property
     def value_key(self) -> str:
@@ -108,6 +103,17 @@ class FeatureMap:
             raise DataError(
                 f"images have shape {tuple(images.shape)}, need (n, {', '.join(map(str, self.image_shape))})"
             )
+
+
+@lru_cache(maxsize=4)  # and not kept in the map, which stays a plain value: small, comparable, to be sent anywhere
+def _blocks(feature_map: FeatureMap) -> tuple[Block, ...]:
+    channels, side, _ = feature_map.image_shape
+    flip_even = feature_map.flip_even
+    return (
+        scattering_block(channels, side, feature_map.scattering_frequencies, flip_even=flip_even),
+        raw_block(channels, side, feature_map.raw_frequencies, flip_even=flip_even),
+        oriented_block(channels, side, feature_map.oriented_frequencies, flip_even=flip_even),
+    )
 
 
 def _check_shape(shape: object) -> None:
