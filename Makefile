@@ -10,7 +10,7 @@ SET_UP_BENCH := $(VENV)/.set-up-bench
 SET_UP_FLOWER := $(VENV)/.set-up-flower
 
 .PHONY: help run demo-flower test lint types contracts unit test-slow nightly mutants bench bench-round bench-accounting \
-	bench-flower docs format clean
+	bench-features bench-flower docs format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -62,6 +62,9 @@ bench-round: $(SET_UP_BENCH) ## Measure only the federated round
 
 bench-accounting: $(SET_UP) ## Measure only the accountants
 	$(BIN)/python -m benchmarks.accounting
+
+bench-features: $(SET_UP) ## Measure only the fixed image features
+	$(BIN)/python -m benchmarks.features
 
 bench-flower: $(SET_UP_FLOWER) ## Measure what a round of a deployment costs beside the training
 	$(BIN)/python -m benchmarks.flower

@@ -1,0 +1,124 @@
+"""How long the fixed features take: `python -m benchmarks.features` (or `make bench-features`).
+
+One thread in each of several processes, as clients run. Every turn measures all contenders one after another, so that a
+busy machine slows all of them alike. Two times are told: by the clock, and the processor time of each process, which is
+about what the clock would show if nobody else were there. Both are of the best turn, projected from `--images` images.
+
+kymatio is measured beside it where it can be imported, and then only its scattering: it has nothing else of ours.
+"""
+
+import argparse
+import importlib.util
+import multiprocessing
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alidpfl.features import FeatureMap
+from alidpfl.features.scattering import Scattering
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """A data set of known size and the seconds that its features may take on two cores."""
+
+    name: str
+    shape: tuple[int, int, int]
+    images: int
+    bar_s: float
+
+
+DATA_SETS = (
+    DataSet(name="MNIST", shape=(1, 28, 28), images=70_000, bar_s=40),
+    DataSet(name="CIFAR-10", shape=(3, 32, 32), images=60_000, bar_s=120),
+)
+
+
+def _all_blocks(shape: tuple[int, int, int]) -> Callable[[Tensor], Any]:
+    feature_map = FeatureMap(image_shape=shape, scattering_frequencies=6)
+    return feature_map.compute
+
+
+def _scattering(shape: tuple[int, int, int]) -> Callable[[Tensor], Any]:
+    transform = Scattering(shape[-1])
+    return lambda images: transform(images.float() / 255)
+
+
+def _kymatio(shape: tuple[int, int, int]) -> Callable[[Tensor], Any]:
+    import scipy.special
+
+    scipy.special.sph_harm = None  # kymatio's 3-D part imports this name, which SciPy no longer has
+    from kymatio.torch import Scattering2D
+
+    transform = Scattering2D(J=2, shape=shape[1:], L=8)
+    return lambda images: [transform((part.float() / 255).contiguous()) for part in images.split(256)]
+
+
+CONTENDERS = {"all blocks": _all_blocks, "scattering": _scattering, "kymatio's scattering": _kymatio}
+_ready: dict[tuple[str, tuple[int, int, int]], Callable[[Tensor], Any]] = {}  # in the workers
+
+
+def _work(contender: str, shape: tuple[int, int, int], count: int) -> float:
+    """Processor's seconds of one worker for `count` images; filters are built and warmed up before."""
+    torch.set_num_threads(1)
+    images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8)
+    if (contender, shape) not in _ready:
+        _ready[contender, shape] = CONTENDERS[contender](shape)
+    start = time.process_time()
+    _ready[contender, shape](images)
+    return time.process_time() - start
+
+
+def _turn(
+    pool: Executor, processes: int, contender: str, shape: tuple[int, int, int], count: int
+) -> tuple[float, float]:
+    """Seconds by the clock, and of all processors, for `count` images in each of the processes."""
+    start = time.perf_counter()
+    work = [pool.submit(_work, contender, shape, count) for _ in range(processes)]
+    used = [one.result() for one in work]
+    return time.perf_counter() - start, sum(used)
+
+
+def measure(data_set: DataSet, *, images: int, processes: int, turns: int) -> dict[str, tuple[float, float]]:
+    """For each contender the seconds for the whole data set: by the clock, and the processors' time shared out."""
+    contenders = [name for name in CONTENDERS if name != "kymatio's scattering" or importlib.util.find_spec("kymatio")]
+    share = images // processes
+    best = dict.fromkeys(contenders, (float("inf"), float("inf")))
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for turn in range(turns + 1):
+            for name in contenders:
+                seconds = _turn(pool, processes, name, data_set.shape, share if turn else 16)
+                if turn:  # the first only warms up
+                    best[name] = (min(best[name][0], seconds[0]), min(best[name][1], seconds[1]))
+    scale = data_set.images / (share * processes)
+    return {name: (clock * scale, used * scale / processes) for name, (clock, used) in best.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--images", type=int, default=4096, help="of each data set, in every turn")
+    options.add_argument("--processes", type=int, default=2)
+    options.add_argument("--turns", type=int, default=3)
+    chosen = options.parse_args()
+    print(f"{chosen.processes} processes of one thread, best of {chosen.turns} turns of {chosen.images} images")
+    for data_set in DATA_SETS:
+        times = measure(data_set, images=chosen.images, processes=chosen.processes, turns=chosen.turns)
+        print(f"\n{data_set.name}, {data_set.images:,} images of {'x'.join(map(str, data_set.shape))}")
+        for name, (clock, used) in times.items():
+            speed = data_set.images / clock
+            print(f"  {name:22} {speed:7,.0f} images/s   {clock:6.1f} s by the clock   {used:6.1f} s of a processor")
+        by_clock, by_processor = ("met" if seconds <= data_set.bar_s else "NOT met" for seconds in times["all blocks"])
+        print(f"  bar for all blocks, {data_set.bar_s:g} s: by the clock {by_clock}, by processor time {by_processor}")
+        if "kymatio's scattering" in times:
+            ratio = times["kymatio's scattering"][1] / times["scattering"][1]
+            print(f"  kymatio takes {ratio:.1f} times as long for the same scattering")
+
+
+if __name__ == "__main__":
+    main()

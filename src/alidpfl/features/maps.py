@@ -1,0 +1,127 @@
+"""Fixed image features: three blocks that need no data, so that computing them costs no privacy."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from alidpfl.errors import ConfigError, DataError
+from alidpfl.features.block import Block
+from alidpfl.features.decorrelated import scattering_block
+from alidpfl.features.oriented import oriented_block
+from alidpfl.features.raw import raw_block
+from alidpfl.features.scattering import STRIDE
+from alidpfl.inputs import checks
+
+VERSION = 1
+"""Goes up with every change of the values beyond rounding: it is part of the cache's key."""
+
+_IMAGES_AT_A_TIME = 256
+_MAX_BYTE = 255
+_IMAGE_AXES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureMap:
+    """Scattering in a decorrelating basis, the image's low frequencies, and oriented filters.
+
+    An image's features depend on that image and on nothing else: not on the other images, not on any statistics. So a
+    client may compute them on its own, and changing one record changes one row.
+
+    Images with several channels are taken for photographs, whose left and right mean nothing: of their features only
+    those are kept that an image shares with its mirror image. Images with one channel may be digits and keep all.
+
+    >>> digits = FeatureMap(image_shape=(1, 28, 28), scattering_frequencies=6)
+    >>> [(block.name, block.size, int(block.low.sum())) for block in digits.blocks]
+    [('scattering', 3969, 2268), ('raw', 55, 55), ('oriented', 896, 896)]
+    >>> features = digits.compute(torch.zeros(2, 1, 28, 28, dtype=torch.uint8))
+    >>> features["raw"].shape
+    torch.Size([2, 55])
+    """
+
+    image_shape: tuple[int, int, int]
+    """(channels, side, side), the side a multiple of 4."""
+    scattering_frequencies: int
+    """Scattering is `low` up to this sum of row and column frequency; all frequencies are computed."""
+    raw_frequencies: int = 9
+    """The image is cut to this sum of row and column frequency."""
+    oriented_frequencies: int = 6
+    """The oriented filters are cut to this sum of row and column frequency."""
+
+    def __post_init__(self) -> None:
+        _check_shape(self.image_shape)
+        for name in ("scattering_frequencies", "raw_frequencies", "oriented_frequencies"):
+            checks.whole(name, getattr(self, name))
+
+    @property
+    def flip_even(self) -> bool:
+        """Whether an image and its mirror image have the same features (scattering: nearly the same)."""
+        return self.image_shape[0] > 1
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks, in the order in which they are to be joined."""
+        return _blocks(self)
+
+    @property
+    def value_key(self) -> str:
+        """Equal for two maps exactly if they compute the same values: `low` is no part of it."""
+        shape = "x".join(map(str, self.image_shape))
+        return f"features-v{VERSION}-{shape}-raw{self.raw_frequencies}-oriented{self.oriented_frequencies}"
+
+    @torch.no_grad()
+    def compute(self, images: Tensor, on_progress: Callable[[float], None] | None = None) -> dict[str, Tensor]:
+        """Features of every image, by block.
+
+        Args:
+            images: (n, channels, side, side) uint8.
+            on_progress: called with the share done so far, in (0, 1].
+
+        Returns:
+            For each block's name (n, size) float32. Beside these, memory for a few hundred images is needed.
+        """
+        self.check_images(images)
+        features = {block.name: torch.empty(len(images), block.size) for block in self.blocks}
+        for start in range(0, len(images), _IMAGES_AT_A_TIME):
+            part = slice(start, start + _IMAGES_AT_A_TIME)
+            scaled = images[part].float() / _MAX_BYTE
+            for block in self.blocks:
+                features[block.name][part] = block.compute(scaled)
+            if on_progress is not None:
+                on_progress(min(1.0, part.stop / len(images)))
+        return features
+
+    def check_images(self, images: object) -> None:
+        """Raise DataError unless `images` are what `compute` takes."""
+        if not isinstance(images, Tensor):
+            raise DataError(f"images must be a torch.Tensor, not {type(images).__name__}; use torch.as_tensor")
+        if images.dtype != torch.uint8:
+            raise DataError(f"images have type {images.dtype}, need torch.uint8: bytes from 0 (black) to 255 (white)")
+        if tuple(images.shape[1:]) != self.image_shape or images.ndim != 1 + _IMAGE_AXES:
+            raise DataError(
+                f"images have shape {tuple(images.shape)}, need (n, {', '.join(map(str, self.image_shape))})"
+            )
+
+
+@lru_cache(maxsize=4)  # and not kept in the map, which stays a plain value: small, comparable, to be sent anywhere
+def _blocks(feature_map: FeatureMap) -> tuple[Block, ...]:
+    channels, side, _ = feature_map.image_shape
+    flip_even = feature_map.flip_even
+    return (
+        scattering_block(channels, side, feature_map.scattering_frequencies, flip_even=flip_even),
+        raw_block(channels, side, feature_map.raw_frequencies, flip_even=flip_even),
+        oriented_block(channels, side, feature_map.oriented_frequencies, flip_even=flip_even),
+    )
+
+
+def _check_shape(shape: object) -> None:
+    if not isinstance(shape, tuple) or len(shape) != _IMAGE_AXES:
+        raise ConfigError(f"image_shape={shape!r} must be (channels, side, side), such as (1, 28, 28)")
+    for size in shape:
+        checks.whole("image_shape", size, low=1)
+    if shape[1] != shape[2] or shape[1] % STRIDE:
+        raise ConfigError(
+            f"image_shape={shape} must be square with a side that is a multiple of {STRIDE}; crop or pad the images"
+        )

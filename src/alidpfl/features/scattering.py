@@ -1,0 +1,109 @@
+"""The scattering transform of Bruna and Mallat (2013) with two scales, eight angles and orders 0 to 2.
+
+A wavelet's modulus says how much of a scale and an angle there is around a pixel; the second wavelet says how that
+varies; the Gaussian at the end makes it stable to small shifts. Nothing is learnt, and the map is contractive: images
+that are close have features that are close. Values are those of kymatio 0.3, `Scattering2D(J=2, shape=(s, s), L=8)`.
+
+Convolutions are products of Fourier transforms. Measured on one core (Xeon, 2.8 GHz, shared with others) for a 28x28
+image: this way 430 to 540 µs, kymatio 2,160 µs, and 840 µs for the second order alone as one dense matrix. Two ways
+were quicker and not worth their code: two angles in one complex transform (10 %), and matrix products in a real Fourier
+basis, where a wavelet with subsampling is block diagonal (15 to 30 %). Few images at a time and one angle after
+another, so that what is passed over several times stays in the processor's cache. No two images share a transform:
+rounding in one of them would depend on the other.
+"""
+
+import torch
+from torch import Tensor
+
+from alidpfl.errors import ConfigError
+from alidpfl.features import morlet
+from alidpfl.features.bases import on_both_axes
+from alidpfl.features.morlet import ANGLES, SCALES
+
+STRIDE = 2**SCALES
+"""Pixels of the image for one of the output, along each axis."""
+PATHS = 1 + SCALES * ANGLES + ANGLES**2
+
+_IMAGES_AT_A_TIME = 64
+
+
+class Scattering:
+    """Scattering of square images of `side` pixels."""
+
+    def __init__(self, side: int) -> None:
+        if side < STRIDE or side % STRIDE:
+            raise ConfigError(f"images of side {side}: the side must be a multiple of {STRIDE}; crop or pad them")
+        self.side = side
+        padded = side + 2 * STRIDE
+        self._mirrored = _mirrored(side, STRIDE)
+        self._fine = _as_factors(torch.from_numpy(morlet.wavelet_spectra(padded, 0)))  # (8, P * P * 2)
+        coarse = torch.from_numpy(morlet.wavelet_spectra(padded, 1))
+        # A quarter: of the four frequencies that fall onto one, subsampling gives the mean.
+        self._coarse = _as_factors(_by_alias(coarse) / 4)  # (4, 8, P/2 * P/2 * 2)
+        self._smooth_full, self._smooth_half = (
+            torch.from_numpy(morlet.smoothing(padded, halvings)).float() for halvings in (0, 1)
+        )
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """(..., s, s) float32 -> (..., 81, s/4, s/4).
+
+        Paths: the mean; the eight angles of the finer, then of the coarser scale; the 64 pairs (finer, coarser).
+        """
+        flat = images.reshape(-1, self.side, self.side)
+        out = flat.new_empty(len(flat), PATHS, self.side // STRIDE, self.side // STRIDE)
+        for start in range(0, len(flat), _IMAGES_AT_A_TIME):
+            part = slice(start, start + _IMAGES_AT_A_TIME)
+            self._transform(flat[part], out[part])
+        return out.reshape(*images.shape[:-2], *out.shape[1:])
+
+    def _transform(self, images: Tensor, out: Tensor) -> None:
+        padded = images[:, self._mirrored][:, :, self._mirrored]  # (n, P, P)
+        spectrum = torch.fft.fft2(padded)
+        fine = self._fine_modulus(spectrum)  # (n, 8, P, P)
+        out[:, 0] = on_both_axes(self._smooth_full, padded)
+        out[:, 1 : 1 + ANGLES] = on_both_axes(self._smooth_full, fine)
+        out[:, 1 + ANGLES : 1 + 2 * ANGLES] = on_both_axes(self._smooth_half, self._coarse_modulus(spectrum))
+        spectra = torch.fft.fft2(fine)
+        for angle, paths in enumerate(out[:, 1 + 2 * ANGLES :].split(ANGLES, dim=1)):
+            paths.copy_(on_both_axes(self._smooth_half, self._coarse_modulus(spectra[:, angle])))
+
+    def _fine_modulus(self, spectrum: Tensor) -> Tensor:
+        """(n, P, P) complex -> (n, 8, P, P)."""
+        count, padded, _ = spectrum.shape
+        product = torch.view_as_real(spectrum).reshape(count, 1, -1) * self._fine
+        return _modulus_of_inverse(product.view(count, ANGLES, padded, padded, 2))
+
+    def _coarse_modulus(self, spectrum: Tensor) -> Tensor:
+        """(n, P, P) complex -> (n, 8, P/2, P/2): every second pixel only."""
+        count, half = len(spectrum), spectrum.shape[-1] // 2
+        aliases = torch.view_as_real(_by_alias(spectrum)).view(4, count, 1, -1)
+        folded = aliases[0] * self._coarse[0]
+        for alias, wavelets in zip(aliases[1:], self._coarse[1:], strict=True):
+            folded.addcmul_(alias, wavelets)
+        return _modulus_of_inverse(folded.view(count, ANGLES, half, half, 2))
+
+
+def _mirrored(side: int, margin: int) -> Tensor:
+    """For each pixel of a padded axis the one it repeats: reflected at the first and last, which stand once."""
+    period = 2 * (side - 1)
+    place = torch.arange(-margin, side + margin) % period
+    return torch.minimum(place, period - place)
+
+
+def _by_alias(spectra: Tensor) -> Tensor:
+    """(n, P, P) -> (4, n, P/2, P/2): frequencies that become one where every second pixel is kept, in four layers."""
+    count, side = len(spectra), spectra.shape[-1]
+    layers = spectra.reshape(count, 2, side // 2, 2, side // 2).permute(1, 3, 0, 2, 4)
+    return layers.reshape(4, count, side // 2, side // 2)
+
+
+def _as_factors(spectra: Tensor) -> Tensor:
+    """(..., s, s) -> (..., s * s * 2): each value twice, for the real and the imaginary part of what it multiplies."""
+    return spectra.float().flatten(-2).repeat_interleave(2, dim=-1)
+
+
+def _modulus_of_inverse(spectra: Tensor) -> Tensor:
+    """(..., s, s, 2) -> (..., s, s): modulus of the inverse Fourier transform; four times as fast as complex abs."""
+    squares = torch.view_as_real(torch.fft.ifft2(torch.view_as_complex(spectra))).square_()
+    return (squares[..., 0] + squares[..., 1]).sqrt_()
