@@ -234,11 +234,11 @@ def test_rounding_that_always_goes_the_same_way(value, limit, path):
 def test_huge_norms_have_no_imprecise_factor():
     """Near 1e38 a float32 factor, or a gradient times it, is denormal and rounds up: such samples are dropped."""
     for positions in ((), (3,)):  # with positions the gradient is a sum
-        layer = nn.Linear(2, 2, bias=False)
+        layer = nn.Linear(16, 16, bias=False)
         for scale in (1e-10, 1e-9, 1e10, 1e17):
             clipper = PerSampleClipper(layer, loss=lambda o, t, scale=scale: o.flatten(1).sum(1) * scale)
             for value in (1e5, 7e11, 1.8e19, 1.3e38, 3e38):
-                x = torch.full((1, *positions, 2), value)
+                x = torch.full((1, *positions, 16), value)
                 for clip_norm in (1e-6, 1e-3, 1.0):
                     ours = clipper.clipped_sum(x, torch.zeros(1), clip_norm=clip_norm, seed=0)
                     assert norm(ours.gradients) <= clip_norm * (1 + 1e-6), (positions, scale, value, clip_norm)

@@ -9,7 +9,7 @@ FLOWER_MUTANTS = (
         f"{ENGINES}/nodes.py",
         "character if character.isprintable() else",
         "character if character else",
-        NODES,
+        APPS,
     ),
     (
         "flower: a node with less than a record a batch holds up all",
