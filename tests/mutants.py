@@ -94,14 +94,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "huge layer inputs times denormal gradients are summed",
         "src/alidpfl/dpsgd/layers.py",
-        "squared_norms=precise(squared * squared_rows(inputs.double()), inputs)",
-        "squared_norms=squared * squared_rows(inputs.double())",
+        "squared_norms=precise(squared * squared_inputs, squared_inputs)",
+        "squared_norms=squared * squared_inputs",
         CLIPPING,
     ),
     Mutant(
         "the same, where a layer has positions",
         "src/alidpfl/dpsgd/layers.py",
-        "squared = precise(_gram_norms(inputs, grad_output), inputs)",
+        "squared = precise(_gram_norms(inputs, grad_output), squared_rows(inputs))",
         "squared = _gram_norms(inputs, grad_output)",
         CLIPPING,
     ),

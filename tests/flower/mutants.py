@@ -7,8 +7,8 @@ FLOWER_MUTANTS = (
     (
         "flower: a node's words reach the terminal as they are",
         f"{ENGINES}/nodes.py",
-        "character if character.isprintable() else",
-        "character if character else",
+        "printable(self.reason)[:_LONGEST_REASON]",
+        "self.reason[:_LONGEST_REASON]",
         APPS,
     ),
     (

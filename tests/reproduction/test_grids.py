@@ -11,8 +11,10 @@ from alidpfl.errors import ConfigError
 from alidpfl.privacy import PrivacyBudget, max_steps
 from alidpfl.reproduction.grid import NAMES, SEARCH, cells, load_grid
 from alidpfl.reproduction.published import published
-from alidpfl.reproduction.results import Result, Results
+from alidpfl.reproduction.results import Results
 from alidpfl.reproduction.search import chosen
+
+from .made import made_result
 
 TABLES = [name for name in NAMES if name != SEARCH]
 ROOT = Path(__file__).parents[2]
@@ -154,26 +156,7 @@ def test_the_best_is_chosen_only_where_all_were_tried(tmp_path):
     results = Results(tmp_path / "results.sqlite")
     tried = list(cells(search, datasets=["mnist"], methods=["ours:ratio", "ours:ali"]))
     for number, cell in enumerate(tried[:-1]):
-        results.add(a_result(cell, accuracy=90.0 - abs(number - 2)))
+        results.add(made_result(cell, accuracy=90.0 - abs(number - 2)))
     (one,) = chosen(search, results)["mnist"].items()
     best = max(tried[:-1], key=lambda cell: (cell.method == "ours:ratio", results.get(cell.key).accuracy))
     assert one == ("ours:ratio", {key: dict(best.settings)[key] for key in search.columns[0].settings})
-
-
-def a_result(cell, accuracy):
-    return Result(
-        key=cell.key,
-        settings=dict(cell.settings),
-        accuracy=accuracy,
-        epsilon=1.0,
-        delta=1e-5,
-        rounds=1,
-        steps=1,
-        stop_reason="max_rounds",
-        seconds=1.0,
-        covers_everything=True,
-        noise_multiplier=1.0,
-        local_steps=[1],
-        accuracies=[],
-        version="0",
-    )

@@ -108,23 +108,33 @@ class CountingTrainer:
 @contextmanager
 def opened(folder: VaultFolder, trainer=None, known_head=None):
     """The vault in this process; with the real trainer unless another is given."""
+    with folder.lock(folder.policy()):
+        vault = without_lock(folder, trainer, known_head)
+        try:
+            yield vault
+        finally:
+            vault.ledger.close()
+
+
+def without_lock(folder: VaultFolder, trainer=None, known_head=None) -> Vault:
+    """As on a disk of another machine that takes no locks."""
     if trainer is None:
         from alidpfl.vault.training import load_trainer
 
     policy = folder.policy()
-    with folder.lock(policy):
-        enrolment, ledger = folder.open(policy, known_head)
-        try:
-            yield Vault(
-                policy=policy,
-                enrolment=enrolment,
-                ledger=ledger,
-                answers=AnswerStore(folder.path / ANSWERS),
-                refusals=folder.refusals(),
-                trainer=load_trainer(enrolment, policy) if trainer is None else trainer,
-            )
-        finally:
-            ledger.close()
+    enrolment, ledger = folder.open(policy, known_head)
+    try:
+        return Vault(
+            policy=policy,
+            enrolment=enrolment,
+            ledger=ledger,
+            answers=AnswerStore(folder.path / ANSWERS),
+            refusals=folder.refusals(),
+            trainer=load_trainer(enrolment, policy) if trainer is None else trainer,
+        )
+    except BaseException:
+        ledger.close()
+        raise
 
 
 def spent(folder: VaultFolder) -> int:

@@ -6,13 +6,11 @@ import pytest
 
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.vault import enrolment as enrolment_module
-from alidpfl.vault.answers import AnswerStore
-from alidpfl.vault.custody import Vault
-from alidpfl.vault.folder import ANSWERS, HEAD, POLICY, VaultFolder
+from alidpfl.vault.folder import HEAD, POLICY, VaultFolder
 from alidpfl.vault.policy import read_policy
 from alidpfl.vault.refusals import RefusalCode, VaultTroubleError
 
-from .parts import CountingTrainer, body, lines, made_vault, opened, spent
+from .parts import CountingTrainer, body, lines, made_vault, opened, spent, without_lock
 
 
 @pytest.fixture
@@ -31,20 +29,6 @@ def copied(folder) -> VaultFolder:
     """As a snapshot of the machine, or its clone, would have it."""
     shutil.copytree(folder.path, folder.path.with_name("copy"))
     return VaultFolder(path=folder.path.with_name("copy"))
-
-
-def without_lock(folder, trainer) -> Vault:
-    """As on a disk of another machine that takes no locks."""
-    policy = folder.policy()
-    enrolment, ledger = folder.open(policy)
-    return Vault(
-        policy=policy,
-        enrolment=enrolment,
-        ledger=ledger,
-        answers=AnswerStore(folder.path / ANSWERS),
-        refusals=folder.refusals(),
-        trainer=trainer,
-    )
 
 
 def refused(vault, **changes) -> None:

@@ -10,10 +10,10 @@ from selenium.webdriver.common.by import By
 from typer.testing import CliRunner
 
 from alidpfl.reproduction.grid import cells, load_grid
-from alidpfl.reproduction.results import Result
 from alidpfl.runs import execute, load_config
 from alidpfl.views import RunSnapshot
 from alidpfl.views.report_page import caveats, report_page
+from tests.reproduction.made import made_result
 
 SETTINGS = ["data.name=synthetic", "data.clients=3", "model.name=linear", "federation.max_rounds=6", "run.processes=1"]
 LEAKY = ['method.policy="paper"', 'privacy.unsafe=["unaccounted-signals"]']
@@ -39,22 +39,7 @@ def results(tmp_path_factory):
     folder, lines = tmp_path_factory.mktemp("results"), []
     methods = ["fedavg_dp:tau=1", "fedavg_dp:tau=2", "ali_dpfl", "ours:ali"]
     for place, cell in enumerate(cells(load_grid("small"), datasets=["mnist"], methods=methods, seeds=2)):
-        result = Result(
-            key=cell.key,
-            settings=dict(cell.settings),
-            accuracy=50.0 + place,
-            epsilon=1.5,
-            delta=1e-5,
-            rounds=3,
-            steps=6,
-            stop_reason="max_rounds",
-            seconds=1.0,
-            covers_everything=cell.method != "ali_dpfl",
-            noise_multiplier=1.1,
-            local_steps=[1, 2, 3],
-            accuracies=[(3, 50.0 + place)],
-            version="test",
-        )
+        result = made_result(cell, 50.0 + place, covers_everything=cell.method != "ali_dpfl")
         lines.append(json.dumps(asdict(result)))
     (folder / "small.jsonl").write_text("\n".join(lines) + "\n")
     return folder

@@ -1,11 +1,8 @@
 """Keeps features on disk, so that they are computed once for each set of images and not in every run."""
 
 import hashlib
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,22 +10,6 @@ from torch import Tensor
 
 from alidpfl.data import files
 from alidpfl.features import FeatureMap
-
-_OWNER_ONLY = 0o600
-# What a damaged file can raise: zipfile and numpy check most of it, each in its own way, and so do decompressors,
-# which a damaged directory may call for. A header may also ask for more memory than there is.
-_DAMAGED = (
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    TypeError,
-    zipfile.BadZipFile,
-    zlib.error,
-    NotImplementedError,
-    RuntimeError,
-    MemoryError,
-)
 
 
 def load_or_compute(
@@ -56,23 +37,14 @@ def _compute_and_keep(
     feature_map: FeatureMap, images: Tensor, path: Path, on_progress: Callable[[float], None] | None
 ) -> dict[str, Tensor]:
     features = feature_map.compute(images, on_progress)
-    try:
-        with files.replacing(path) as file:
-            Path(file.name).chmod(_OWNER_ONLY)
-            arrays: dict[str, Any] = {name: values.numpy() for name, values in features.items()}
-            np.savez(file, **arrays)
-    except OSError:
-        pass  # a full or read-only disk: the cache is for speed only
+    files.cache_arrays(path, {name: values.numpy() for name, values in features.items()}, is_private=True)
     return features
 
 
 def _read(path: Path, feature_map: FeatureMap, count: int) -> dict[str, Tensor] | None:
-    """What the cache holds; None where there is nothing whole (the zip format has a sum for each array)."""
-    try:
-        # Opened here: where the zip is broken, numpy leaves the file open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            found = {block.name: arrays[block.name] for block in feature_map.blocks}
-    except _DAMAGED:
+    """What the cache holds; None where there is nothing whole."""
+    found = files.cached_arrays(path, [block.name for block in feature_map.blocks])
+    if found is None:
         return None
     is_whole = all(
         found[block.name].shape == (count, block.size) and found[block.name].dtype == np.float32

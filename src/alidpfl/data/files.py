@@ -4,12 +4,32 @@ import gzip
 import hashlib
 import os
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 _BLOCK = 1 << 20
+_OWNER_ONLY = 0o600
+# What a damaged file can raise: zipfile and numpy check most of it, each in its own way, and so do decompressors,
+# which a damaged directory may call for. A header may also ask for more memory than there is.
+_DAMAGED = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+    RuntimeError,
+    MemoryError,
+)
 
 
 @contextmanager
@@ -31,6 +51,24 @@ def settle(temporary: Path, path: Path) -> None:
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def cached_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]] | None:
+    """What `cache_arrays` wrote; None where there is nothing whole (the zip format has a sum for each array)."""
+    try:
+        # Opened here: where the zip is broken, numpy leaves the file open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in names}
+    except _DAMAGED:
+        return None
+
+
+def cache_arrays(path: Path, arrays: Mapping[str, Any], *, is_private: bool = False) -> None:
+    """Keep arrays for `cached_arrays`; where the disk is full or read-only, do not: a cache is for speed only."""
+    with suppress(OSError), replacing(path) as file:
+        if is_private:
+            Path(file.name).chmod(_OWNER_ONLY)
+        np.savez(file, **arrays)
 
 
 def digest(path: Path, algorithm: str = "sha256", *, is_packed: bool | None = None) -> str:

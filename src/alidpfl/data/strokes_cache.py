@@ -1,6 +1,5 @@
 """Keeps the drawn digits on disk, so that they are drawn once for each seed and not in every process."""
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ import numpy as np
 from alidpfl.data import files, strokes
 from alidpfl.data.strokes import NUM_TEST, NUM_TRAIN, SIDE, Drawn
 from alidpfl.inputs import checks
+
+_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,29 +35,18 @@ def _draw_and_keep(seed: int, path: Path, on_share: Callable[[float], None] | No
         train=strokes.draw(NUM_TRAIN, seed=seed, split=0, on_progress=lambda done: report(share * done)),
         test=strokes.draw(NUM_TEST, seed=seed, split=1, on_progress=lambda done: report(share + (1 - share) * done)),
     )
-    try:
-        with files.replacing(path) as file:
-            np.savez(
-                file,
-                train_images=drawn.train.images,
-                train_labels=drawn.train.labels,
-                test_images=drawn.test.images,
-                test_labels=drawn.test.labels,
-            )
-    except OSError:
-        pass  # a full or read-only disk: the cache is for speed only
+    arrays = (drawn.train.images, drawn.train.labels, drawn.test.images, drawn.test.labels)
+    files.cache_arrays(path, dict(zip(_ARRAYS, arrays, strict=True)))
     return drawn
 
 
 def _read(path: Path) -> StrokeImages | None:
-    """What the cache holds; None where there is nothing whole (the zip format has a sum for each array)."""
-    try:
-        # Opened here: where the zip is broken, numpy leaves the file open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            train = Drawn(images=arrays["train_images"], labels=arrays["train_labels"])
-            test = Drawn(images=arrays["test_images"], labels=arrays["test_labels"])
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, NotImplementedError):
+    """What the cache holds; None where there is nothing whole."""
+    arrays = files.cached_arrays(path, _ARRAYS)
+    if arrays is None:
         return None
+    train = Drawn(images=arrays["train_images"], labels=arrays["train_labels"])
+    test = Drawn(images=arrays["test_images"], labels=arrays["test_labels"])
     is_whole = all(
         part.images.shape == (count, SIDE, SIDE)
         and part.images.dtype == np.uint8

@@ -61,14 +61,14 @@ def squared_rows(tensor: Tensor) -> Tensor:
     return squared_norms(tensor.flatten(1))
 
 
-def precise(squared: Tensor, inputs: Tensor) -> Tensor:
+def precise(squared: Tensor, squared_inputs: Tensor) -> Tensor:
     """(B,) the squared norms of a bilinear form, infinite (so that the sample is dropped) where inputs are huge.
 
     A server can choose weights that make a layer's inputs 1e38 and the gradients that come back 1e-10. Their product is
     nothing special, but the gradient times its clip factor would be a denormal number, and its rounding error times
     1e38 would exceed the clip norm.
     """
-    return torch.where(squared_rows(inputs) <= _LARGEST_INPUT**2, squared, torch.inf)  # false for NaN
+    return torch.where(squared_inputs <= _LARGEST_INPUT**2, squared, torch.inf)  # false for NaN
 
 
 def _zero(tensor: Tensor, dropped: Tensor | None) -> Tensor:

@@ -39,10 +39,11 @@ def linear_gradients(
             found["bias"] = stored(grad_output, squared)
         if "weight" in names:
             # |g a^T|^2 = |g|^2 |a|^2: nothing is written out (Goodfellow 2015).
+            squared_inputs = squared_rows(inputs.double())
             found["weight"] = Bilinear(
                 inputs=inputs,
                 grad_output=grad_output,
-                squared_norms=precise(squared * squared_rows(inputs.double()), inputs),
+                squared_norms=precise(squared * squared_inputs, squared_inputs),
                 form=_outer,
             )
         return found
@@ -68,7 +69,7 @@ def _sequence_weight(inputs: Tensor, grad_output: Tensor, storage: Storage) -> S
     _, positions, width_in = inputs.shape
     width_out = grad_output.shape[2]
     if positions * (width_in + width_out) < width_in * width_out:  # fewer multiplications than writing them out
-        squared = precise(_gram_norms(inputs, grad_output), inputs)
+        squared = precise(_gram_norms(inputs, grad_output), squared_rows(inputs))
         return Bilinear(inputs=inputs, grad_output=grad_output, squared_norms=squared, form=_outer_in_double)
     if storage is Storage.KEEP:
         return _write_sequence_weight(inputs, grad_output)

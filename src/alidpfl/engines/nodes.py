@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from alidpfl.errors import NodesMissingError
+from alidpfl.vault.refusals import printable
 
 NodeId: TypeAlias = int
 Question: TypeAlias = Literal["info", "train"]
@@ -29,8 +30,7 @@ class Failure:
     """For a log and a terminal, and maybe by a node that lies: cut short, printable characters only."""
 
     def __post_init__(self) -> None:
-        plain = "".join(character if character.isprintable() else " " for character in self.reason)
-        object.__setattr__(self, "reason", plain[:_LONGEST_REASON])
+        object.__setattr__(self, "reason", printable(self.reason)[:_LONGEST_REASON])
 
 
 class Link(Protocol):

@@ -1,0 +1,24 @@
+"""Results that nobody has measured."""
+
+from alidpfl.reproduction.grid import Cell
+from alidpfl.reproduction.results import Result
+
+
+def made_result(cell: Cell, accuracy: float, *, covers_everything: bool = True) -> Result:
+    """Of three rounds."""
+    return Result(
+        key=cell.key,
+        settings=dict(cell.settings),
+        accuracy=accuracy,
+        epsilon=1.5,
+        delta=1e-5,
+        rounds=3,
+        steps=6,
+        stop_reason="max_rounds",
+        seconds=1.0,
+        covers_everything=covers_everything,
+        noise_multiplier=1.1,
+        local_steps=[1, 2, 3],
+        accuracies=[(3, accuracy)],
+        version="test",
+    )
