@@ -89,8 +89,8 @@ FEATURE_MUTANTS = (
     (
         "features: anybody may read the file",
         "src/alidpfl/data/feature_cache.py",
-        "            Path(file.name).chmod(_OWNER_ONLY)\n",
-        "",
+        "is_private=True",
+        "is_private=False",
         CACHE,
     ),
 )
