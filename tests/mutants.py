@@ -164,8 +164,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no margin for the rounding of norms",
         "src/alidpfl/dpsgd/clipping.py",
-        "_SAFETY = 1 - 1e-6",
-        "_SAFETY = 1",
+        "SAFETY = 1 - 1e-6",
+        "SAFETY = 1",
         f"{CLIPPING} {STEP}",
     ),
     Mutant(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from alidpfl.dpsgd import PerSampleClipper, native
-from alidpfl.dpsgd.clipping import _SAFETY
+from alidpfl.dpsgd.clipping import SAFETY
 from alidpfl.dpsgd.gradients import Storage, clip_factors
 from alidpfl.dpsgd.recording import find_units
 from alidpfl.models import make_model
@@ -75,7 +75,7 @@ def test_native_and_torch_paths_agree(name):
 )
 def test_no_contribution_exceeds_the_clip_norm(norms, clip_norm):
     norms = torch.tensor(norms, dtype=torch.float64)
-    factors = clip_factors(norms, clip_norm * _SAFETY).float().double()  # as they are applied
+    factors = clip_factors(norms, clip_norm * SAFETY).float().double()  # as they are applied
     assert (factors <= 1).all()
     assert (factors * norms <= clip_norm).all()
     assert ((factors == 1) | (factors * norms >= clip_norm * (1 - 2e-6))).all(), "clipped more than needed"

@@ -17,6 +17,7 @@ DEFAULT_PIXEL_RANGE: PixelRange = (-1.0, 1.0)
 
 _MAX_BYTE = 255
 _FEWEST_CLASSES = 2
+_OFF_A_LEVEL = 0.01  # of a byte's distance: rounding of float32 is far below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,26 @@ def scaled_images(pixels: NDArray[np.uint8], pixel_range: PixelRange = DEFAULT_P
     low, high = checked_pixel_range(pixel_range)
     # Divided first: then black and white are met exactly.
     return torch.from_numpy(pixels.astype(np.float32)).div_(_MAX_BYTE).mul_(high - low).add_(low)
+
+
+def image_bytes(images: Tensor, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Tensor:
+    """The inverse of `scaled_images`: uint8.
+
+    >>> image_bytes(torch.tensor([[-1.0, 1.0]])).tolist()
+    [[0, 255]]
+    """
+    low, high = checked_pixel_range(pixel_range)
+    levels = (images - low).mul_(_MAX_BYTE / (high - low))
+    whole = levels.round()
+    if (images.numel() and not float((levels - whole).abs().max()) < _OFF_A_LEVEL) or not _are_bytes(whole):
+        raise DataError(
+            f"images are not bytes scaled to pixel_range={pixel_range}; give uint8, 0 for black to 255 for white"
+        )
+    return whole.to(torch.uint8)
+
+
+def _are_bytes(levels: Tensor) -> bool:
+    return levels.numel() == 0 or (float(levels.min()) >= 0 and float(levels.max()) <= _MAX_BYTE)
 
 
 def checked_pixel_range(pixel_range: PixelRange) -> PixelRange:

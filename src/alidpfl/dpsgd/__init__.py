@@ -14,21 +14,27 @@ Sample a batch (`poisson_sample`), clip every sample's gradient exactly (`PerSam
 >>> result = dp_sgd_step(clipper, images[batch], labels[batch], settings, random)
 """
 
-from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, PerSampleClipper, cross_entropy
+from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, Clipper, PerSampleClipper, cross_entropy
 from alidpfl.dpsgd.randomness import RandomStream
+from alidpfl.dpsgd.release import noised_total
 from alidpfl.dpsgd.sampling import poisson_sample
+from alidpfl.dpsgd.softmax import SoftmaxClipper, is_softmax_regression
 from alidpfl.dpsgd.step import StepResult, StepSettings, add_noise, dp_sgd_step, noised_sum
 
 __all__ = [
     "BatchStatistics",
     "ClippedSum",
+    "Clipper",
     "PerSampleClipper",
     "RandomStream",
+    "SoftmaxClipper",
     "StepResult",
     "StepSettings",
     "add_noise",
     "cross_entropy",
     "dp_sgd_step",
+    "is_softmax_regression",
     "noised_sum",
+    "noised_total",
     "poisson_sample",
 ]

@@ -2,7 +2,7 @@
  *
  * The kernels are compiled once for each instruction set below; `alidpfl_instruction_set` tells at run time which one
  * this CPU has, and native.py calls it. What a kernel computes is defined by the PyTorch code that stands beside it
- * (conv.py, randomness.py); the tests compare the two.
+ * (conv.py, softmax.py, randomness.py); the tests compare the two.
  */
 #include <stdint.h>
 #include <string.h>
@@ -23,6 +23,10 @@ typedef struct {
 typedef struct {
     int64_t batch, height, width, channels;
 } pool_shape;
+
+typedef struct {
+    int64_t batch, features, width; /* width: classes, filled up to whole vectors */
+} softmax_shape;
 #define NONE 255
 #define LARGEST_NORM 1e30 /* as in gradients.py */
 

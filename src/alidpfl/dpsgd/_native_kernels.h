@@ -129,6 +129,90 @@ TARGET void NAME(alidpfl_relu_pool_backward)(const pool_shape *s, const float *r
     }
 }
 
+/* Softmax regression, ROWS samples at a time, so that one load of the weights serves all of them. `sample[i]` is where
+ * the i-th sample's features begin, `width` the number of classes, filled up to whole vectors. */
+#define DEFINE_SOFTMAX(ROWS)                                                                                           \
+    INLINE void NAME(scores_##ROWS)(int64_t features, int64_t width, const float *const *sample, const float *weights, \
+                                    float *scores) {                                                                   \
+        for (int64_t c = 0; c < width; c += LANES) {                                                                   \
+            NAME(vec) sum[ROWS];                                                                                       \
+            UNROLL for (int i = 0; i < ROWS; i++) sum[i] = (NAME(vec)){0};                                             \
+            for (int64_t j = 0; j < features; j++) {                                                                   \
+                const NAME(vec) w = *(const NAME(vec) *)(weights + j * width + c);                                     \
+                UNROLL for (int i = 0; i < ROWS; i++) sum[i] += sample[i][j] * w;                                      \
+            }                                                                                                          \
+            UNROLL for (int i = 0; i < ROWS; i++) *(NAME(vec) *)(scores + i * width + c) = sum[i];                     \
+        }                                                                                                              \
+    }                                                                                                                  \
+    INLINE void NAME(outer_##ROWS)(int64_t features, int64_t width, const float *const *sample,                        \
+                                   const float *residuals, float *sum) {                                               \
+        for (int64_t c = 0; c < width; c += LANES) {                                                                   \
+            NAME(vec) r[ROWS];                                                                                         \
+            UNROLL for (int i = 0; i < ROWS; i++) r[i] = *(const NAME(vec) *)(residuals + i * width + c);              \
+            for (int64_t j = 0; j < features; j++) {                                                                   \
+                NAME(vec) *out = (NAME(vec) *)(sum + j * width + c);                                                   \
+                NAME(vec) total = *out;                                                                                \
+                UNROLL for (int i = 0; i < ROWS; i++) total += sample[i][j] * r[i];                                    \
+                *out = total;                                                                                          \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+DEFINE_SOFTMAX(8)
+DEFINE_SOFTMAX(1)
+
+/* Sum of squares in double from 16 terms a lane on: a long float sum would lose digits of the norm. */
+INLINE double NAME(squared_norm)(int64_t features, const float *x) {
+    double total = 0;
+    int64_t j = 0;
+    while (j + LANES <= features) {
+        NAME(vec) sum = {0};
+        for (int k = 0; k < 16 && j + LANES <= features; k++, j += LANES) {
+            const NAME(vec) v = *(const NAME(vec) *)(x + j);
+            sum += v * v;
+        }
+        for (int lane = 0; lane < LANES; lane++) total += (double)sum[lane];
+    }
+    for (; j < features; j++) total += (double)x[j] * (double)x[j];
+    return total;
+}
+
+/* scores[n][class] = x[rows[n]] . weights[.][class], and the squared norm of each of these samples. */
+TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x, const int64_t *rows,
+                                         const float *weights, float *restrict scores, double *restrict squared) {
+    const unsigned mode = flush_denormals();
+    for (int64_t n = 0; n < s->batch;) {
+        const float *sample[8];
+        const int64_t some = s->batch - n >= 8 ? 8 : 1;
+        for (int64_t i = 0; i < some; i++) {
+            sample[i] = x + rows[n + i] * s->features;
+            squared[n + i] = NAME(squared_norm)(s->features, sample[i]);
+        }
+        if (some == 8) NAME(scores_8)(s->features, s->width, sample, weights, scores + n * s->width);
+        else NAME(scores_1)(s->features, s->width, sample, weights, scores + n * s->width);
+        n += some;
+    }
+    restore_denormals(mode);
+}
+
+/* sum[feature][class] += x[rows[n]][feature] * residuals[n][class], over all n but those with `used` zero: a sample that
+ * is not finite must not even be multiplied by zero. */
+TARGET void NAME(alidpfl_softmax_gradient)(const softmax_shape *s, const float *x, const int64_t *rows,
+                                           const float *residuals, const uint8_t *used, float *restrict sum) {
+    const unsigned mode = flush_denormals();
+    for (int64_t n = 0; n < s->batch;) {
+        const float *sample[8];
+        int64_t some = s->batch - n >= 8 ? 8 : 1, usable = 0;
+        for (int64_t i = 0; i < some; i++) usable += used[n + i];
+        if (usable < some) some = 1;
+        for (int64_t i = 0; i < some; i++) sample[i] = x + rows[n + i] * s->features;
+        if (some == 8) NAME(outer_8)(s->features, s->width, sample, residuals + n * s->width, sum);
+        else if (used[n]) NAME(outer_1)(s->features, s->width, sample, residuals + n * s->width, sum);
+        n += some;
+    }
+    restore_denormals(mode);
+}
+
 /* Box-Muller: a 64-bit word for the radius and a 32-bit word for the angle give two standard normals. */
 TARGET void NAME(alidpfl_box_muller)(int64_t pairs, const uint64_t *restrict radii, const int32_t *restrict angle,
                                      float *restrict cosines, float *restrict sines) {
@@ -163,6 +247,7 @@ TARGET void NAME(alidpfl_box_muller)(int64_t pairs, const uint64_t *restrict rad
 
 #undef DEFINE_TILE
 #undef DEFINE_BLOCK
+#undef DEFINE_SOFTMAX
 #undef NAME
 #undef TARGET
 #undef LANES

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs (B, ...) and targets (B, ...) to one loss a sample, (B,)."""
 
 # A float32 norm is right to about 2e-7: clipping a little lower makes the bound strict.
-_SAFETY = 1 - 1e-6
+SAFETY = 1 - 1e-6
 SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-6, 1e6  # within float32's reach
+
+
+def check_clip_norm(clip_norm: float) -> None:
+    """Refuse a clip norm at which float32 is not precise; infinity switches clipping off."""
+    if not (SMALLEST_CLIP_NORM <= clip_norm <= LARGEST_CLIP_NORM or clip_norm == math.inf):
+        raise ConfigError(
+            f"clip_norm={clip_norm} must be in [{SMALLEST_CLIP_NORM:g}, {LARGEST_CLIP_NORM:g}], where float32 is "
+            "precise, or infinite; scale the loss instead"
+        )
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -75,6 +85,19 @@ class ClippedSum:
     statistics: BatchStatistics
 
 
+class Clipper(Protocol):
+    """What a DP-SGD step asks of a model: its trained parameters, and the clipped gradient sum of a batch."""
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """What is trained, by name."""
+
+    def clipped_sum(
+        self, inputs: Tensor, targets: Tensor, *, clip_norm: float, seed: int, rows: Tensor | None = None
+    ) -> ClippedSum:
+        """Sum of clipped per-sample gradients of all samples, or of those in `rows`."""
+
+
 class PerSampleClipper:
     """Computes clipped gradient sums for one model.
 
@@ -118,7 +141,7 @@ class PerSampleClipper:
         check_model(model)
         check_modes(model)
         self.model = model
-        self.parameters = trained_parameters(model)
+        self.parameters: dict[str, Tensor] = dict(trained_parameters(model))
         self._loss = loss
         self._network = join_relu_and_pool(model)
         first = next(iter(self.parameters.values()))
@@ -133,7 +156,9 @@ class PerSampleClipper:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._probed: set[object] = set()
 
-    def clipped_sum(self, inputs: Tensor, targets: Tensor, *, clip_norm: float, seed: int) -> ClippedSum:
+    def clipped_sum(
+        self, inputs: Tensor, targets: Tensor, *, clip_norm: float, seed: int, rows: Tensor | None = None
+    ) -> ClippedSum:
         """Sum of clipped per-sample gradients of a batch, which may be empty.
 
         Args:
@@ -141,12 +166,11 @@ class PerSampleClipper:
             targets: (B, ...), as the loss takes them.
             clip_norm: C; infinity switches clipping off.
             seed: of the randomness inside the model (dropout); torch's global generator is left untouched.
+            rows: (B,) int64, where inputs and targets are those of a whole data set: the rows that make the batch.
         """
-        if not (SMALLEST_CLIP_NORM <= clip_norm <= LARGEST_CLIP_NORM or clip_norm == math.inf):
-            raise ConfigError(
-                f"clip_norm={clip_norm} must be in [{SMALLEST_CLIP_NORM:g}, {LARGEST_CLIP_NORM:g}], where float32 is "
-                "precise, or infinite; scale the loss instead"
-            )
+        check_clip_norm(clip_norm)
+        if rows is not None:
+            inputs, targets = (t[rows].to(self._device) for t in (inputs, targets))
         self._check_unchanged()
         self._check_batch(inputs, targets)
         check_modes(self.model)
@@ -188,7 +212,7 @@ class PerSampleClipper:
     def _microbatch(self, inputs: Tensor, targets: Tensor, clip_norm: float) -> ClippedSum:
         recording = Recording(self._units, self._plan_storage(len(inputs)), len(inputs), self._device)
         losses = recording.run(lambda: self._losses(inputs, targets))
-        limit = clip_norm * _SAFETY
+        limit = clip_norm * SAFETY
         found = {name: g for name, g in recording.found.items() if not isinstance(g, Deferred)}
         deferred = {name: g for name, g in recording.found.items() if isinstance(g, Deferred)}
         recording.found.clear()

@@ -150,6 +150,42 @@ def relu_pool_backward(grad: Tensor, winner: Tensor, shape: tuple[int, ...]) -> 
     return grad_x
 
 
+def softmax_width(classes: int) -> int:
+    """Classes, filled up to whole vectors."""
+    lanes = _SUFFIX_AND_LANES[_loaded().instruction_set][1]
+    return -(-classes // lanes) * lanes
+
+
+def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores (B, width) of some rows of inputs (n, features) by weights (features, width), and their squared norms."""
+    features, width = weights.shape
+    _check_rows(inputs, rows, features)
+    _check_contiguous(weights, torch.float32, features * softmax_width(width))
+    scores, squared = torch.empty(len(rows), width), torch.empty(len(rows), dtype=torch.float64)
+    shape = (ctypes.c_int64 * 3)(len(rows), features, width)
+    _loaded().function("softmax_scores")(shape, *(_pointer(t) for t in (inputs, rows, weights, scores, squared)))
+    return scores, squared
+
+
+def softmax_gradient(inputs: Tensor, rows: Tensor, residuals: Tensor, used: Tensor) -> Tensor:
+    """Sum (features, width) over the rows that are `used` of features times residuals (B, width)."""
+    width = residuals.shape[1]
+    _check_rows(inputs, rows, inputs.shape[1])
+    _check_contiguous(residuals, torch.float32, len(rows) * softmax_width(width))
+    _check_contiguous(used, torch.bool, len(rows))
+    total = torch.zeros(inputs.shape[1], width)
+    shape = (ctypes.c_int64 * 3)(len(rows), inputs.shape[1], width)
+    _loaded().function("softmax_gradient")(shape, *(_pointer(t) for t in (inputs, rows, residuals, used, total)))
+    return total
+
+
+def _check_rows(inputs: Tensor, rows: Tensor, features: int) -> None:
+    _check_contiguous(inputs, torch.float32, len(inputs) * features)
+    _check_contiguous(rows, torch.int64, len(rows))
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(inputs):
+        raise IndexError(f"rows must be in 0..{len(inputs) - 1}")
+
+
 def box_muller(radius: Tensor, angle: Tensor, *, out: Tensor) -> None:
     """Two standard normals for each 64-bit and 32-bit random word; see randomness.py."""
     pairs = len(angle)

@@ -78,7 +78,7 @@ def trial(model: nn.Module, inputs: Tensor, targets: Tensor) -> Iterator[None]:
 
 
 def one_by_one(
-    losses: Callable[[Tensor, Tensor], Tensor], parameters: dict[str, nn.Parameter], inputs: Tensor, targets: Tensor
+    losses: Callable[[Tensor, Tensor], Tensor], parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """By plain autograd on batches of one: each sample's gradient norm (B,) and the sum of gradients, in double."""
     norms = []

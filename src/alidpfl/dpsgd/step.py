@@ -7,8 +7,9 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from alidpfl.dpsgd.clipping import BatchStatistics, PerSampleClipper
+from alidpfl.dpsgd.clipping import BatchStatistics, Clipper, PerSampleClipper
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
+from alidpfl.dpsgd.softmax import SoftmaxClipper
 from alidpfl.errors import ConfigError
 
 _LEAST_NOISE = 1e-3  # as in the accounting: below, nothing is private
@@ -94,13 +95,22 @@ class StepResult:
 
 
 def noised_sum(
-    clipper: PerSampleClipper, inputs: Tensor, targets: Tensor, settings: StepSettings, random: RandomStream
+    clipper: Clipper,
+    inputs: Tensor,
+    targets: Tensor,
+    settings: StepSettings,
+    random: RandomStream,
+    *,
+    rows: Tensor | None = None,
 ) -> StepResult:
-    """The clipped gradient sum of a Poisson-sampled batch with noise N(0, σ²C² I) on it."""
-    if not isinstance(clipper, PerSampleClipper):
+    """The clipped gradient sum of a Poisson-sampled batch with noise N(0, σ²C² I) on it.
+
+    The batch is all of `inputs` and `targets`, or where `rows` is given those of them.
+    """
+    if not isinstance(clipper, PerSampleClipper | SoftmaxClipper):
         raise ConfigError(f"pass PerSampleClipper(model), made once before training, not a {type(clipper).__name__}")
     check_stream(random)
-    clipped = clipper.clipped_sum(inputs, targets, clip_norm=settings.clip_norm, seed=random.integer())
+    clipped = clipper.clipped_sum(inputs, targets, clip_norm=settings.clip_norm, seed=random.integer(), rows=rows)
     # Empty batch: still add noise, or the release reveals that it was empty.
     add_noise(clipped.gradients, settings.noise_scale, random)
     return StepResult(noised_sum=clipped.gradients, private=clipped.statistics)
@@ -135,10 +145,16 @@ def noise_grid(scale: float) -> float:
 
 @torch.no_grad()
 def dp_sgd_step(
-    clipper: PerSampleClipper, inputs: Tensor, targets: Tensor, settings: StepSettings, random: RandomStream
+    clipper: Clipper,
+    inputs: Tensor,
+    targets: Tensor,
+    settings: StepSettings,
+    random: RandomStream,
+    *,
+    rows: Tensor | None = None,
 ) -> StepResult:
     """One iteration: the trained parameters move by -η (clipped sum + noise) / expected batch size, in place."""
-    result = noised_sum(clipper, inputs, targets, settings, random)
+    result = noised_sum(clipper, inputs, targets, settings, random, rows=rows)
     for name, parameter in clipper.parameters.items():
         parameter.sub_(result.noised_sum[name], alpha=settings.learning_rate / settings.expected_batch_size)
     return result

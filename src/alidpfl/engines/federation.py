@@ -19,18 +19,27 @@ from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Engine, Evaluation, FederationSettings, Part
 from alidpfl.methods import Method
 from alidpfl.policies import Policy
-from alidpfl.privacy import FilteredLedger, Ledger, PlannedLedger, PrivacyBudget
+from alidpfl.privacy import FilteredLedger, GaussianRelease, Ledger, PlannedLedger, PrivacyBudget
 from alidpfl.types import ClientId, ClientPlan, RoundRecord, StopReason
 
 
 def ledger_for(
-    method: Method, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float, accountant: str
+    method: Method,
+    budget: PrivacyBudget,
+    sample_rate: float,
+    noise_multiplier: float,
+    accountant: str,
+    *,
+    releases: tuple[GaussianRelease, ...] = (),
 ) -> Ledger:
-    """The accounts that a method needs: a Rényi filter where noise follows outputs, else the accountant asked for."""
+    """The accounts that a method needs: a Rényi filter where noise follows outputs, else the accountant asked for.
+
+    Every client has been charged `releases` before its first round.
+    """
     if method.adapts_noise:
-        return FilteredLedger(budget, sample_rate, noise_multiplier)
+        return FilteredLedger(budget, sample_rate, noise_multiplier, releases=releases)
     rate = 1.0 if method.release == "update" else sample_rate  # a noised update is a release of all records
-    return PlannedLedger(budget, rate, noise_multiplier, accountant=accountant)
+    return PlannedLedger(budget, rate, noise_multiplier, accountant=accountant, releases=releases)
 
 
 class ClosableEngine(Engine, Protocol):

@@ -9,5 +9,6 @@
 
 from alidpfl.features.block import Block
 from alidpfl.features.maps import FeatureMap
+from alidpfl.features.standardiser import Standardiser
 
-__all__ = ["Block", "FeatureMap"]
+__all__ = ["Block", "FeatureMap", "Standardiser"]

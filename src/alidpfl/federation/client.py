@@ -7,9 +7,20 @@ by name and are outside every guarantee.
 import math
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from alidpfl.dpsgd import PerSampleClipper, RandomStream, StepSettings, add_noise, dp_sgd_step, poisson_sample
+from alidpfl.dpsgd import (
+    Clipper,
+    PerSampleClipper,
+    RandomStream,
+    SoftmaxClipper,
+    StepSettings,
+    add_noise,
+    cross_entropy,
+    dp_sgd_step,
+    is_softmax_regression,
+    poisson_sample,
+)
 from alidpfl.errors import DataError
 from alidpfl.federation.params import flatten, load
 from alidpfl.federation.process import steady_arithmetic
@@ -46,17 +57,15 @@ class LocalTrainer:
         """Take the objective's model over: its values are overwritten by every round's weights."""
         self._objective = objective
         self._device = device
-        self._clipper = PerSampleClipper(objective.model.to(device), loss=objective.loss)
+        self._clipper = _clipper_for(objective, device)
 
     def rehearse(self, data: ClientData) -> None:
         """Have the clipper try the model now, on made-up samples, at its own weights instead of a server's.
 
         Weights from a hostile server can make the trial fail, such as weights of 3e38: after the round was charged.
         """
-        nothing = data.batch(data.rows[:0])
-        inputs, targets = (t.to(self._device) for t in nothing)
         with steady_arithmetic():
-            self._clipper.clipped_sum(inputs, targets, clip_norm=1.0, seed=0)
+            self._clipper.clipped_sum(data.inputs, data.targets, clip_norm=1.0, seed=0, rows=data.rows[:0])
 
     def train(self, params: Tensor, data: ClientData, plan: ClientPlan, random: RandomStream) -> ClientUpdate:
         """Run the plan from the weights `params`. The plan must have been charged before."""
@@ -89,11 +98,19 @@ class LocalTrainer:
     ) -> dict[str, Tensor]:
         """One step in place; returns its noised sum."""
         records = poisson_sample(len(data), plan.sample_rate, random)
-        inputs, targets = (t.to(self._device) for t in data.batch(records))
         if self._objective.before_step is not None:
             self._objective.before_step(random)
         settings = _step_settings(plan, learning_rate, divisor)
-        return dp_sgd_step(self._clipper, inputs, targets, settings, random).noised_sum
+        rows = data.rows[records]
+        return dp_sgd_step(self._clipper, data.inputs, data.targets, settings, random, rows=rows).noised_sum
+
+
+def _clipper_for(objective: Objective, device: str) -> Clipper:
+    model = objective.model.to(device)
+    if objective.loss is cross_entropy and is_softmax_regression(model):
+        assert isinstance(model, nn.Linear)  # noqa: S101 - for the type checker
+        return SoftmaxClipper(model)
+    return PerSampleClipper(model, loss=objective.loss)
 
 
 def _step_settings(plan: ClientPlan, learning_rate: float, divisor: float) -> StepSettings:

@@ -7,10 +7,10 @@ from torch import nn
 
 from alidpfl.errors import ConfigError
 from alidpfl.models.compact_cnn import compact_cnn
-from alidpfl.models.linear import linear, mlp
+from alidpfl.models.linear import linear, mlp, scatter_linear
 from alidpfl.models.paper_cnn import paper_cnn
 
-ModelName: TypeAlias = Literal["cnn", "compact_cnn", "linear", "mlp"]
+ModelName: TypeAlias = Literal["cnn", "compact_cnn", "linear", "mlp", "scatter_linear"]
 
 _IMAGE_DIMS = 3
 
@@ -23,8 +23,8 @@ def make_model(name: ModelName, input_shape: tuple[int, ...], num_classes: int, 
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if name == "linear":
-            model = linear(input_shape, num_classes)
+        if name in ("linear", "scatter_linear"):
+            model = linear(input_shape, num_classes) if name == "linear" else scatter_linear(input_shape, num_classes)
             for parameter in model.parameters():  # convex: zero is as good a start as any, and nobody's luck
                 nn.init.zeros_(parameter)
             return model

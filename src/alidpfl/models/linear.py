@@ -16,6 +16,17 @@ def linear(input_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
 
 
+def scatter_linear(vector_shape: tuple[int, ...], num_classes: int) -> nn.Linear:
+    """Softmax regression on standardised features, whose last one is constant: no bias of its own.
+
+    >>> scatter_linear((3220,), 10)
+    Linear(in_features=3220, out_features=10, bias=False)
+    """
+    if len(vector_shape) != 1:
+        raise ConfigError(f"scatter_linear learns from vectors of features, and inputs have shape {vector_shape}")
+    return nn.Linear(vector_shape[0], num_classes, bias=False)
+
+
 def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int = 128) -> nn.Sequential:
     """One hidden layer with ReLU on the flattened input.
 

@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,9 @@ from alidpfl.inputs.lookup import named
 from alidpfl.methods import METHODS, Method, make_method
 from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
-from alidpfl.privacy import Ledger, PrivacyBudget, noise_multiplier_for
-from alidpfl.runs.config import Config, DataSection, ModelSection
+from alidpfl.privacy import GaussianRelease, Ledger, PrivacyBudget, noise_multiplier_for
+from alidpfl.runs.config import STATISTICS, STATISTICS_SETTINGS, Config, DataSection, ModelSection
+from alidpfl.runs.featured import Statistics, featured
 from alidpfl.runs.run_data import load_data, simulation_data
 
 # Settings of their own, or parts of the method: a configuration must not have un-noised signals sent, say.
@@ -58,6 +59,8 @@ class Prepared:
     """Whose were trained on: the data set's name, or "in vaults"."""
     randomness: str
     """Of batches and noise: "seeded" or "secure"."""
+    statistics: Statistics = field(default_factory=dict)
+    """What was released before the first round, and is a part of the model."""
     repeats_rounds: bool
     """True if a lost round can be asked for again and is the same: nothing new is released then."""
 
@@ -72,17 +75,35 @@ def make_parts(config: Config) -> Parts:
         noise_multiplier=noise_multiplier,
         method=method,
         policy=_policy(config),
-        ledger=ledger_for(method, budget, privacy.sample_rate, noise_multiplier, privacy.accountant),
+        ledger=ledger_for(
+            method,
+            budget,
+            privacy.sample_rate,
+            noise_multiplier,
+            privacy.accountant,
+            releases=releases_before(config),
+        ),
         server_settings=_server_settings(config),
     )
 
 
-def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None = None) -> Prepared:
-    """Everything but the training of a simulated run."""
+def prepare(
+    config: Config,
+    *,
+    statistics: Statistics | None = None,
+    on_progress: Callable[[str, float], None] | None = None,
+) -> Prepared:
+    """Everything but the training of a simulated run.
+
+    `statistics` are those that a run which goes on has released: a second release is not paid for.
+    """
     parts = make_parts(config)
     dataset = load_data(config, on_progress)
     data = simulation_data(config, dataset)
-    shown = _shown(config, dataset)
+    shown, clients = _shown(config, dataset), _fingerprint(data)
+    if config.has_statistics:
+        dataset, statistics = featured(config, dataset, data.clients, statistics, on_progress)
+        data = simulation_data(config, dataset)
     is_seeded = config.run.randomness == "seeded"
     federation = Federation.simulated(
         model=build_model(config, dataset.input_shape, dataset.num_classes),
@@ -100,7 +121,8 @@ def prepare(config: Config, *, on_progress: Callable[[str, float], None] | None 
         dataset=dataset,
         federation=federation,
         noise_multiplier=parts.noise_multiplier,
-        clients=_fingerprint(data),
+        clients=clients,
+        statistics=statistics or {},
         uncovered=(*shown, *uncovered_signals(parts.policy)),
         warnings=_warnings(config, data.clients),
         records=config.data.name,
@@ -122,10 +144,23 @@ def check_choices(config: Config) -> None:
         ("data.beta", data.beta != DataSection().beta, data.name, "synthetic", "; did you mean data.dirichlet_beta?"),
         ("data.num_classes", data.num_classes is not None, data.name, "npz", ""),
         ("model.hidden", model.hidden != ModelSection().hidden, model.name, "mlp", ""),
+        *(
+            (f"{section}.{key}", _is_set(config, section, key), model.name, "scatter_linear", "")
+            for section, key in STATISTICS_SETTINGS
+        ),
     )
     for key, is_set, chosen, reader, hint in read_by:
         if is_set and chosen != reader:
             raise ConfigError(f"{key} is for {reader}, and {chosen} would not read it; leave it out{hint}")
+    if config.training_rounds < 1:
+        raise ConfigError(
+            f"federation.max_rounds={config.federation.max_rounds}: {model.name} needs {STATISTICS} rounds for its "
+            f"statistics before the first of training; set at least {STATISTICS + 1}"
+        )
+
+
+def _is_set(config: Config, section: str, key: str) -> bool:
+    return bool(getattr(getattr(config, section), key) != getattr(getattr(Config(), section), key))
 
 
 def _noise_multiplier(config: Config) -> float:
@@ -139,12 +174,21 @@ def _noise_multiplier(config: Config) -> float:
             )
         return privacy.noise_multiplier
     per_round = config.local_steps if config.policy == "fixed" else _STEPS_A_ROUND
-    steps = privacy.max_steps or config.federation.max_rounds * per_round
+    steps = privacy.max_steps or config.training_rounds * per_round
     rate = privacy.sample_rate
     if config.method.options.get("variant") == "output":  # charged by the round, over all records
-        steps, rate = config.federation.max_rounds, 1.0
+        steps, rate = config.training_rounds, 1.0
     budget = PrivacyBudget(epsilon=privacy.epsilon, delta=privacy.delta)
-    return noise_multiplier_for(budget, rate, steps, accountant=accountant_of(config))
+    return noise_multiplier_for(
+        budget, rate, steps, accountant=accountant_of(config), already_spent=releases_before(config)
+    )
+
+
+def releases_before(config: Config) -> tuple[GaussianRelease, ...]:
+    """What every client is charged before the first round: the statistics that its features are standardised by."""
+    if not config.has_statistics:
+        return ()
+    return (GaussianRelease(noise_multiplier=config.privacy.statistics_noise, count=STATISTICS),)
 
 
 def accountant_of(config: Config) -> str:
@@ -191,7 +235,7 @@ def make_settings(config: Config, *, shows_private_data: bool) -> FederationSett
     """Rounds, limits and step sizes."""
     federation, method = config.federation, config.method
     return FederationSettings(
-        max_rounds=federation.max_rounds,
+        max_rounds=config.training_rounds,
         sample_rate=config.privacy.sample_rate,
         learning_rate=method.learning_rate,
         schedule=method.schedule,
@@ -256,6 +300,11 @@ def _shown(config: Config, dataset: Dataset) -> tuple[str, ...]:
     if config.data.name != "npz" or config.data.validation == 0:
         return dataset.shown
     return (*dataset.shown, "loss and accuracy on data.validation, which are records of the clients")
+
+
+def digest(tensor: Tensor) -> str:
+    """Of a tensor's values."""
+    return hashlib.sha256(tensor.contiguous().numpy().data).hexdigest()
 
 
 def _fingerprint(data: SimulationData) -> str:

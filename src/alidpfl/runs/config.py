@@ -9,6 +9,12 @@ from alidpfl.methods import DEFAULT_POLICIES
 
 _LOCAL_STEPS = {"adap_dpfl": 3, "pe_dpfl": 3}  # as the ALI-DPFL paper runs them
 
+STATISTICS = 2
+"""Releases, and rounds, that `scatter_linear` needs before its training."""
+
+STATISTICS_SETTINGS = (("model", "frequencies"), ("model", "deviation_clip"), ("privacy", "statistics_noise"))
+"""What `scatter_linear` alone reads."""
+
 Seconds = Annotated[float, BeforeValidator(as_seconds)]
 Bytes = Annotated[int, BeforeValidator(as_bytes)]
 
@@ -54,10 +60,20 @@ class DataSection(_Section):
 class ModelSection(_Section):
     """[model]: what is trained."""
 
-    name: Literal["cnn", "compact_cnn", "linear", "mlp"] = Field(
-        "compact_cnn", description="`cnn` is the paper's, for images; `compact_cnn` learns more from small budgets."
+    name: Literal["cnn", "compact_cnn", "linear", "mlp", "scatter_linear"] = Field(
+        "compact_cnn",
+        description="`cnn` is the paper's, for images; `compact_cnn` learns more from small budgets; `scatter_linear`, "
+        "softmax on fixed features of images, most.",
     )
     hidden: int = Field(128, ge=1, description="`mlp`: width of its hidden layer.")
+    frequencies: int = Field(
+        6, ge=0, description="`scatter_linear`: scattering is cut to this sum of row and column frequency."
+    )
+    deviation_clip: float = Field(
+        0.1,
+        gt=0,
+        description="`scatter_linear`: clip norm of the squared deviations whose sum is released.",
+    )
 
 
 class PrivacySection(_Section):
@@ -75,6 +91,9 @@ class PrivacySection(_Section):
         ge=1,
         examples=[100],
         description="R_c wished for: sets σ where that is left out; left out too: two steps a round.",
+    )
+    statistics_noise: float = Field(
+        10.0, gt=0, description="`scatter_linear`: σ of each of the two releases that centre and scale its features."
     )
     unsafe: tuple[Literal["unaccounted-signals"], ...] = Field(
         (),
@@ -175,6 +194,16 @@ class Config(_Section):
         return self.method.policy or DEFAULT_POLICIES[self.method.name]
 
     @property
+    def has_statistics(self) -> bool:
+        """True where two releases, of means and of variances, come before the training."""
+        return self.model.name == "scatter_linear"
+
+    @property
+    def training_rounds(self) -> int:
+        """R_s without the rounds in which statistics are exchanged."""
+        return self.federation.max_rounds - (STATISTICS if self.has_statistics else 0)
+
+    @property
     def local_steps(self) -> int:
         """τ of the policy fixed, also where that was left out."""
         return self.method.local_steps or _LOCAL_STEPS.get(self.method.name, 1)
@@ -186,6 +215,9 @@ class Config(_Section):
         values["method"]["policy"] = self.policy
         if self.data.name == "npz":  # there are as many as files
             values["data"].pop("clients", None)
+        if not self.has_statistics:
+            for section, key in STATISTICS_SETTINGS:
+                values[section].pop(key)
         if self.policy == "fixed":
             values["method"]["local_steps"] = self.local_steps
         return values

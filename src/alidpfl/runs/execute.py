@@ -12,9 +12,10 @@ from types import FrameType
 from typing import Any
 
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.runs.build import Prepared, prepare
+from alidpfl.runs.build import Prepared, digest, prepare
 from alidpfl.runs.config import Config
 from alidpfl.runs.config_file import parse_config
+from alidpfl.runs.featured import Statistics
 from alidpfl.store import Checkpoint, RoundTiming, RunDirectory, describe_environment
 from alidpfl.store.tensorboard import TensorBoardWriter
 from alidpfl.types import RoundRecord, StopReason
@@ -61,7 +62,20 @@ Preparation = Callable[[Config, RunDirectory, Listener], Prepared]
 
 
 def _simulated(config: Config, directory: RunDirectory, listener: Listener) -> Prepared:
-    return prepare(config, on_progress=listener.on_loading)
+    return prepare(config, statistics=_released_before(config, directory), on_progress=listener.on_loading)
+
+
+def _released_before(config: Config, directory: RunDirectory) -> Statistics | None:
+    """The statistics of a run that goes on; None for one that begins, whatever a killed start left."""
+    if not config.has_statistics or not directory.config_path.exists():
+        return None
+    found = directory.statistics()
+    if found is None:
+        raise DataError(
+            f"{directory.path} has lost statistics.safetensors, and a second release of them is not paid for; put the "
+            "file back, or start a new run and count this one's epsilon as spent"
+        )
+    return found
 
 
 def execute(
@@ -81,6 +95,8 @@ def execute(
             prepared.federation.check_time_limit()
         seed = config.run.seed if config.run.randomness == "seeded" else None
         directory.write_environment(describe_environment(seed=seed) | {"uncovered": list(prepared.uncovered)})
+        if prepared.statistics:
+            directory.write_statistics(prepared.statistics)
         _checkpoint(directory, config, prepared)  # of round 0: a kill in the first round must not look like a lost file
         directory.write_config(config.to_dict())  # last: with it the directory is a run that can be resumed
         return _train(config, prepared, directory, listener, tensorboard)
@@ -150,7 +166,9 @@ def _train(
             started = time.monotonic()
         outcome = _outcome(config, prepared, directory, record)
     if outcome.stop_reason != StopReason.INTERRUPTED:
-        directory.write_model(prepared.federation.named_params(), _metadata(config, outcome, prepared.records))
+        released = {f"features.{name}": tensor for name, tensor in prepared.statistics.items()}
+        parameters = {**prepared.federation.named_params(), **released}
+        directory.write_model(parameters, _metadata(config, outcome, prepared.records))
         directory.write_summary(asdict(outcome))
     return outcome
 
@@ -175,7 +193,8 @@ def _identity(config: Config, prepared: Prepared) -> dict[str, Any]:
         for key, value in table.items()
         if f"{section}.{key}" not in _FREE_TO_CHANGE
     }
-    return {**settings, "noise_multiplier": prepared.noise_multiplier, "clients": prepared.clients}
+    statistics = {f"statistics.{name}": digest(tensor) for name, tensor in prepared.statistics.items()}
+    return {**settings, **statistics, "noise_multiplier": prepared.noise_multiplier, "clients": prepared.clients}
 
 
 def _check_resumable(

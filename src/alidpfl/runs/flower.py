@@ -207,6 +207,11 @@ def _terms_check(config: Config, parts: Parts, shapes: Mapping[str, tuple[int, .
 def _refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Method) -> None:
     if method.needs_public_loss and not options.evaluate:
         raise ConfigError(f"{method.name} looks at the loss on public data, which evaluate=false says the server lacks")
+    if config.has_statistics:
+        raise ConfigError(
+            f'model.name="{config.model.name}" needs statistics that vaults do not release: choose another model, or '
+            "run it with `alidpfl run`"
+        )
     for key in ("dropout_rate", "straggler_rate"):
         if getattr(config.federation, key):
             raise ConfigError(f"federation.{key} is for simulated failures; over nodes they come by themselves: set 0")

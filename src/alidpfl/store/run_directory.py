@@ -29,7 +29,8 @@ from alidpfl.types import RoundRecord
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LOCK, _MEMBERS = "lock", "members.json"
+_LOCK, _MEMBERS, _STATISTICS = "lock", "members.json", "statistics.safetensors"
+_STATISTICS = "statistics.safetensors"
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,15 @@ class RunDirectory:
     def members(self) -> dict[str, Any] | None:
         """What `write_members` wrote; None before, and for a run on one machine."""
         return files.read_json_object(self.path / _MEMBERS)
+
+    def write_statistics(self, statistics: Mapping[str, "Tensor"]) -> None:
+        """What was released before the first round: a run that goes on must not release it again with other noise."""
+        files.write_atomically(self.path / _STATISTICS, encode_tensors(statistics, {}))
+
+    def statistics(self) -> dict[str, "Tensor"] | None:
+        """What `write_statistics` wrote; None for a run without."""
+        content = files.read_bytes(self.path / _STATISTICS)
+        return None if content is None else decode_tensors(content, self.path / _STATISTICS)[0]
 
     # Rounds
 
@@ -215,6 +225,6 @@ def _line(values: Mapping[str, Any]) -> bytes:
 
 def _is_left_by_a_killed_start(name: str) -> bool:
     """Without config.toml, these files are all that an attempt which died at once can have left."""
-    return name in {_LOCK, _MEMBERS, "environment.json", "checkpoint.safetensors"} or (
+    return name in {_LOCK, _MEMBERS, _STATISTICS, "environment.json", "checkpoint.safetensors"} or (
         name.startswith(".") and name.endswith(".tmp")
     )

@@ -1,0 +1,46 @@
+"""A Gaussian release: the noised sum over all records of vectors of bounded length."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from alidpfl.dpsgd.clipping import SAFETY, check_clip_norm
+from alidpfl.dpsgd.gradients import clip_factors, squared_norms, to_drop
+from alidpfl.dpsgd.randomness import RandomStream, check_stream
+from alidpfl.dpsgd.step import add_noise
+from alidpfl.errors import ConfigError
+
+
+@torch.no_grad()
+def noised_total(
+    vectors: Iterable[Tensor], size: int, *, clip_norm: float, noise_multiplier: float, random: RandomStream
+) -> Tensor:
+    """Σ of the vectors, each scaled to norm at most C, with noise N(0, σ²C² I): one `GaussianRelease` of σ.
+
+    Args:
+        vectors: one row a record, in pieces (b, size); a row must depend on its own record and on public values only.
+        size: of a vector.
+        clip_norm: C, what one record can move the sum by.
+        noise_multiplier: σ; the release must have been charged before.
+        random: of the noise.
+
+    >>> ones = [torch.ones(3, 2), torch.ones(1, 2)]
+    >>> total = noised_total(ones, 2, clip_norm=1.0, noise_multiplier=10.0, random=RandomStream.secure())
+    >>> total.shape
+    torch.Size([2])
+    """
+    check_clip_norm(clip_norm)
+    check_stream(random)
+    if not noise_multiplier > 0:
+        raise ConfigError(f"noise_multiplier={noise_multiplier} must be greater than 0: nothing leaves without noise")
+    total = torch.zeros(size, dtype=torch.float64)
+    for piece in vectors:
+        norms = squared_norms(piece).sqrt()
+        factors = clip_factors(norms, clip_norm * SAFETY)
+        if (dropped := to_drop(norms)) is not None:
+            piece = piece.masked_fill(dropped[:, None], 0)  # noqa: PLW2901
+        total += factors @ piece.double()
+    noised = {"total": total}
+    add_noise(noised, noise_multiplier * clip_norm, random)
+    return noised["total"]

@@ -1,0 +1,81 @@
+"""Centres and scales features by two statistics of all clients' records, and gives every sample length one."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from alidpfl.errors import DataError
+from alidpfl.features.maps import FeatureMap
+
+_BLOCK_WEIGHTS = {"scattering": 0.5, "raw": 0.15, "oriented": 0.35}  # of a sample's squared length; they add up to one
+_CONSTANT = 0.1  # a last feature that is the same for all: the model's bias, small so that it costs little length
+_RANK = (
+    2  # variances are nearly one factor for each path times one for each position: noise of the release averages out
+)
+_FLOOR = 0.1  # of the mean variance, added to every coordinate's: none is blown up
+_POWER = -0.25  # half of the way to equal variances: full whitening would blow up what is mostly noise
+_SHORTEST = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Standardiser:
+    """From features by block to one vector a sample: what a linear model learns from.
+
+    `mean` and `scale` come from noised releases, so that they are public; beside them a vector depends on its own image
+    only.
+
+    >>> digits = FeatureMap(image_shape=(1, 28, 28), scattering_frequencies=6)
+    >>> size = sum(block.size for block in digits.blocks)
+    >>> same = Standardiser.from_statistics(digits, mean=torch.zeros(size), variance=torch.ones(3969))
+    >>> vectors = same.vectors(digits.compute(torch.zeros(2, 1, 28, 28, dtype=torch.uint8)))
+    >>> vectors.shape
+    torch.Size([2, 3220])
+    """
+
+    feature_map: FeatureMap
+    mean: Tensor
+    """(all features,) of all blocks, joined."""
+    scale: Tensor
+    """(scattering's low features,) what they are multiplied with."""
+
+    def __post_init__(self) -> None:
+        blocks = self.feature_map.blocks
+        sizes = sum(block.size for block in blocks), int(blocks[0].low.sum())
+        if (len(self.mean), len(self.scale)) != sizes:
+            raise DataError(f"mean and scale have {len(self.mean)} and {len(self.scale)} values, need {sizes}")
+
+    @classmethod
+    def from_statistics(cls, feature_map: FeatureMap, *, mean: Tensor, variance: Tensor) -> "Standardiser":
+        """From estimates of all features' means and of scattering's variances, which may be noised, even negative."""
+        block = feature_map.blocks[0]
+        left, weights, right = torch.linalg.svd(block.to_grid(variance), full_matrices=False)
+        smooth = block.from_grid((left[:, :_RANK] * weights[:_RANK]) @ right[:_RANK]).clamp(min=0)
+        scale = (smooth + _FLOOR * smooth.mean() + torch.finfo(torch.float32).tiny).pow(_POWER)
+        return cls(feature_map=feature_map, mean=mean, scale=scale[block.low])
+
+    @property
+    def size(self) -> int:
+        """Of a vector."""
+        return len(self.scale) + sum(block.size for block in self.feature_map.blocks[1:]) + 1
+
+    @torch.no_grad()
+    def vectors(self, features: Mapping[str, Tensor]) -> Tensor:
+        """(n, size) float32: every block centred and of fixed length, and the constant."""
+        blocks = self.feature_map.blocks
+        means = dict(zip((block.name for block in blocks), self.mean.split([b.size for b in blocks]), strict=True))
+        parts = []
+        for block in blocks:
+            centred = features[block.name] - means[block.name]
+            if block is blocks[0]:
+                centred = centred[:, block.low] * self.scale
+            parts.append(centred * (math.sqrt(_BLOCK_WEIGHTS[block.name]) / _lengths(centred)))
+        count = len(parts[0])
+        return torch.cat([*parts, torch.full((count, 1), _CONSTANT)], dim=1)
+
+
+def _lengths(vectors: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    return lengths.clamp(min=_SHORTEST)
