@@ -13,6 +13,7 @@ from alidpfl.features.decorrelated import scattering_block
 from alidpfl.features.oriented import oriented_block
 from alidpfl.features.raw import raw_block
 from alidpfl.features.scattering import STRIDE
+from alidpfl.features.upright import upright
 from alidpfl.inputs import checks
 
 VERSION = 1
@@ -49,6 +50,8 @@ class FeatureMap:
     """The image is cut to this sum of row and column frequency."""
     oriented_frequencies: int = 6
     """The oriented filters are cut to this sum of row and column frequency."""
+    sets_upright: bool = False
+    """Whether each image is centred and sheared upright first: for digits and letters, bright on dark."""
 
     def __post_init__(self) -> None:
         _check_shape(self.image_shape)
@@ -69,7 +72,8 @@ class FeatureMap:
     def value_key(self) -> str:
         """Equal for two maps exactly if they compute the same values: `low` is no part of it."""
         shape = "x".join(map(str, self.image_shape))
-        return f"features-v{VERSION}-{shape}-raw{self.raw_frequencies}-oriented{self.oriented_frequencies}"
+        prepared = "-upright" if self.sets_upright else ""
+        return f"features-v{VERSION}-{shape}-raw{self.raw_frequencies}-oriented{self.oriented_frequencies}{prepared}"
 
     @torch.no_grad()
     def compute(self, images: Tensor, on_progress: Callable[[float], None] | None = None) -> dict[str, Tensor]:
@@ -87,6 +91,8 @@ class FeatureMap:
         for start in range(0, len(images), _IMAGES_AT_A_TIME):
             part = slice(start, start + _IMAGES_AT_A_TIME)
             scaled = images[part].float() / _MAX_BYTE
+            if self.sets_upright:
+                scaled = upright(scaled)
             for block in self.blocks:
                 features[block.name][part] = block.compute(scaled)
             if on_progress is not None:

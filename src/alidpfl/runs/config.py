@@ -12,7 +12,12 @@ _LOCAL_STEPS = {"adap_dpfl": 3, "pe_dpfl": 3}  # as the ALI-DPFL paper runs them
 STATISTICS = 2
 """Releases, and rounds, that `scatter_linear` needs before its training."""
 
-STATISTICS_SETTINGS = (("model", "frequencies"), ("model", "deviation_clip"), ("privacy", "statistics_noise"))
+STATISTICS_SETTINGS = (
+    ("model", "frequencies"),
+    ("model", "upright"),
+    ("model", "deviation_clip"),
+    ("privacy", "statistics_noise"),
+)
 """What `scatter_linear` alone reads."""
 
 Seconds = Annotated[float, BeforeValidator(as_seconds)]
@@ -68,6 +73,9 @@ class ModelSection(_Section):
     hidden: int = Field(128, ge=1, description="`mlp`: width of its hidden layer.")
     frequencies: int = Field(
         6, ge=0, description="`scatter_linear`: scattering is cut to this sum of row and column frequency."
+    )
+    upright: bool = Field(
+        False, description="`scatter_linear`: centre every image and shear it upright first; for handwriting."
     )
     deviation_clip: float = Field(
         0.1,

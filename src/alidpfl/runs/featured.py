@@ -69,7 +69,9 @@ def map_for(config: Config, input_shape: tuple[int, ...]) -> FeatureMap:
             f'model.name="{config.model.name}" needs images, and inputs have shape {input_shape}: use "linear"'
         )
     shape = (input_shape[0], input_shape[1], input_shape[2])
-    return FeatureMap(image_shape=shape, scattering_frequencies=config.model.frequencies)
+    return FeatureMap(
+        image_shape=shape, scattering_frequencies=config.model.frequencies, sets_upright=config.model.upright
+    )
 
 
 def _features(
