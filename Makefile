@@ -10,7 +10,7 @@ SET_UP_BENCH := $(VENV)/.set-up-bench
 SET_UP_FLOWER := $(VENV)/.set-up-flower
 
 .PHONY: help run demo-flower test lint types contracts unit test-slow nightly mutants bench bench-round bench-accounting \
-	bench-features bench-flower docs format clean
+	bench-features bench-softmax bench-flower docs format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -65,6 +65,9 @@ bench-accounting: $(SET_UP) ## Measure only the accountants
 
 bench-features: $(SET_UP) ## Measure only the fixed image features
 	$(BIN)/python -m benchmarks.features
+
+bench-softmax: $(SET_UP) ## Measure only a DP step of softmax regression
+	$(BIN)/python -m benchmarks.softmax
 
 bench-flower: $(SET_UP_FLOWER) ## Measure what a round of a deployment costs beside the training
 	$(BIN)/python -m benchmarks.flower

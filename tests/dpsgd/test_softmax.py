@@ -121,7 +121,7 @@ def test_no_sample_gives_zero(path):
 
 def test_many_samples_are_added_in_double(path, monkeypatch):
     """In float32 the sum of a large and many small gradients would depend on the order."""
-    monkeypatch.setattr(softmax, "_ROWS_AT_A_TIME", 1)
+    monkeypatch.setattr(softmax, "_ROWS_IN_FLOAT32", 1)
     model = nn.Linear(1, 2, bias=False)
     nn.init.zeros_(model.weight)
     inputs, targets = torch.full((3000, 1), 2e-8), torch.zeros(3000, dtype=torch.int64)

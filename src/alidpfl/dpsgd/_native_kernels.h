@@ -1,6 +1,7 @@
 /* The kernels, included once for each instruction set (see _native.c for NAME, TARGET, LANES and TALL_n). */
 
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef double NAME(doubles) __attribute__((vector_size(8 * LANES)));
 
 /* R rows by V vectors of output channels of one sample's gradient, kept in registers while the positions go by.
  * Returns the sum of their squares, in double from the tile on: a long float sum would lose digits of the norm. */
@@ -130,13 +131,13 @@ TARGET void NAME(alidpfl_relu_pool_backward)(const pool_shape *s, const float *r
 }
 
 /* Softmax regression, ROWS samples at a time, so that one load of the weights serves all of them. `sample[i]` is where
- * the i-th sample's features begin, `width` the number of classes, filled up to whole vectors. */
+ * the i-th sample's features begin, `width` the number of classes, filled up to whole vectors. Both add to what is there. */
 #define DEFINE_SOFTMAX(ROWS)                                                                                           \
     INLINE void NAME(scores_##ROWS)(int64_t features, int64_t width, const float *const *sample, const float *weights, \
                                     float *scores) {                                                                   \
         for (int64_t c = 0; c < width; c += LANES) {                                                                   \
             NAME(vec) sum[ROWS];                                                                                       \
-            UNROLL for (int i = 0; i < ROWS; i++) sum[i] = (NAME(vec)){0};                                             \
+            UNROLL for (int i = 0; i < ROWS; i++) sum[i] = *(const NAME(vec) *)(scores + i * width + c);               \
             for (int64_t j = 0; j < features; j++) {                                                                   \
                 const NAME(vec) w = *(const NAME(vec) *)(weights + j * width + c);                                     \
                 UNROLL for (int i = 0; i < ROWS; i++) sum[i] += sample[i][j] * w;                                      \
@@ -161,36 +162,45 @@ TARGET void NAME(alidpfl_relu_pool_backward)(const pool_shape *s, const float *r
 DEFINE_SOFTMAX(8)
 DEFINE_SOFTMAX(1)
 
-/* Sum of squares in double from 16 terms a lane on: a long float sum would lose digits of the norm. */
+/* Sum of squares, in double from a few terms on: a long float sum would lose digits of the norm. */
 INLINE double NAME(squared_norm)(int64_t features, const float *x) {
-    double total = 0;
+    NAME(doubles) sums = {0};
     int64_t j = 0;
-    while (j + LANES <= features) {
+    for (; j + 4 * LANES <= features; j += 4 * LANES) {
         NAME(vec) sum = {0};
-        for (int k = 0; k < 16 && j + LANES <= features; k++, j += LANES) {
-            const NAME(vec) v = *(const NAME(vec) *)(x + j);
+        UNROLL for (int k = 0; k < 4; k++) {
+            const NAME(vec) v = *(const NAME(vec) *)(x + j + k * LANES);
             sum += v * v;
         }
-        for (int lane = 0; lane < LANES; lane++) total += (double)sum[lane];
+        sums += __builtin_convertvector(sum, NAME(doubles));
     }
+    double total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += sums[lane];
     for (; j < features; j++) total += (double)x[j] * (double)x[j];
     return total;
 }
 
-/* scores[n][class] = x[rows[n]] . weights[.][class], and the squared norm of each of these samples. */
+/* scores[n][class] = x[rows[n]] . weights[.][class], and the squared norm of each of these samples. Some features at a
+ * time, whose weights stay in the first-level cache. */
 TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x, const int64_t *rows,
                                          const float *weights, float *restrict scores, double *restrict squared) {
     const unsigned mode = flush_denormals();
-    for (int64_t n = 0; n < s->batch;) {
-        const float *sample[8];
-        const int64_t some = s->batch - n >= 8 ? 8 : 1;
-        for (int64_t i = 0; i < some; i++) {
-            sample[i] = x + rows[n + i] * s->features;
-            squared[n + i] = NAME(squared_norm)(s->features, sample[i]);
+    for (int64_t n = 0; n < s->batch; n++) squared[n] = 0;
+    memset(scores, 0, (size_t)(s->batch * s->width) * sizeof(float));
+    for (int64_t first = 0; first < s->features; first += SOFTMAX_FEATURES) {
+        const int64_t left = s->features - first, features = left < SOFTMAX_FEATURES ? left : SOFTMAX_FEATURES;
+        const float *w = weights + first * s->width;
+        for (int64_t n = 0; n < s->batch;) {
+            const float *sample[8];
+            const int64_t some = s->batch - n >= 8 ? 8 : 1;
+            for (int64_t i = 0; i < some; i++) {
+                sample[i] = x + rows[n + i] * s->features + first;
+                squared[n + i] += NAME(squared_norm)(features, sample[i]);
+            }
+            if (some == 8) NAME(scores_8)(features, s->width, sample, w, scores + n * s->width);
+            else NAME(scores_1)(features, s->width, sample, w, scores + n * s->width);
+            n += some;
         }
-        if (some == 8) NAME(scores_8)(s->features, s->width, sample, weights, scores + n * s->width);
-        else NAME(scores_1)(s->features, s->width, sample, weights, scores + n * s->width);
-        n += some;
     }
     restore_denormals(mode);
 }
@@ -200,15 +210,19 @@ TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x,
 TARGET void NAME(alidpfl_softmax_gradient)(const softmax_shape *s, const float *x, const int64_t *rows,
                                            const float *residuals, const uint8_t *used, float *restrict sum) {
     const unsigned mode = flush_denormals();
-    for (int64_t n = 0; n < s->batch;) {
-        const float *sample[8];
-        int64_t some = s->batch - n >= 8 ? 8 : 1, usable = 0;
-        for (int64_t i = 0; i < some; i++) usable += used[n + i];
-        if (usable < some) some = 1;
-        for (int64_t i = 0; i < some; i++) sample[i] = x + rows[n + i] * s->features;
-        if (some == 8) NAME(outer_8)(s->features, s->width, sample, residuals + n * s->width, sum);
-        else if (used[n]) NAME(outer_1)(s->features, s->width, sample, residuals + n * s->width, sum);
-        n += some;
+    for (int64_t first = 0; first < s->features; first += SOFTMAX_FEATURES) {
+        const int64_t left = s->features - first, features = left < SOFTMAX_FEATURES ? left : SOFTMAX_FEATURES;
+        float *out = sum + first * s->width;
+        for (int64_t n = 0; n < s->batch;) {
+            const float *sample[8];
+            int64_t some = s->batch - n >= 8 ? 8 : 1, usable = 0;
+            for (int64_t i = 0; i < some; i++) usable += used[n + i];
+            if (usable < some) some = 1;
+            for (int64_t i = 0; i < some; i++) sample[i] = x + rows[n + i] * s->features + first;
+            if (some == 8) NAME(outer_8)(features, s->width, sample, residuals + n * s->width, out);
+            else if (used[n]) NAME(outer_1)(features, s->width, sample, residuals + n * s->width, out);
+            n += some;
+        }
     }
     restore_denormals(mode);
 }

@@ -14,7 +14,8 @@ from alidpfl.dpsgd.clipping import SAFETY, BatchStatistics, ClippedSum, check_cl
 from alidpfl.dpsgd.gradients import clip_factors, precise, squared_norms, to_drop
 from alidpfl.errors import ConfigError, DataError
 
-_ROWS_AT_A_TIME = 64  # at 4,000 features a megabyte: read from memory once, then from the cache
+_ROWS_AT_A_TIME = 1024  # small operations are shared by so many
+_ROWS_IN_FLOAT32 = 128  # more are added in double: rounding of thousands would exceed what one of them may move
 
 
 class SoftmaxClipper:
@@ -43,11 +44,9 @@ class SoftmaxClipper:
         targets = _checked_targets(inputs, targets, rows, weight)
         is_native = native.is_available() and inputs.is_contiguous()
         clipped = _native_piece(inputs, weight) if is_native else _torch_piece(inputs, weight)
-        # In double: a float32 sum of thousands of samples would round by more than one of them may move it.
         total = torch.zeros(weight.shape, dtype=torch.float64)
         norms, losses = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0)]
-        for start in range(0, len(rows), _ROWS_AT_A_TIME):
-            part = slice(start, start + _ROWS_AT_A_TIME)
+        for part in _parts(len(rows), _ROWS_AT_A_TIME):
             gradient, found, loss = clipped(rows[part], targets[part], clip_norm * SAFETY)
             total += gradient
             norms.append(found)
@@ -72,11 +71,14 @@ def _torch_piece(inputs: Tensor, weight: Tensor) -> _Piece:
     def clipped(rows: Tensor, targets: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor]:
         x = inputs[rows]
         residuals, losses = _residuals_and_losses((weight @ x.t()).t(), targets)  # this way round is twice as fast
-        norms, dropped = _norms(residuals, squared_norms(x)), None
+        norms = _norms(residuals, squared_norms(x))
         residuals *= clip_factors(norms, limit).float()[:, None]
         if (dropped := to_drop(norms)) is not None:  # 0 x NaN is NaN: a factor alone would not remove them
             residuals, x = (t.masked_fill(dropped[:, None], 0) for t in (residuals, x))
-        return residuals.t() @ x, norms, losses
+        total = torch.zeros(weight.shape, dtype=torch.float64)
+        for part in _parts(len(rows), _ROWS_IN_FLOAT32):
+            total += residuals[part].t() @ x[part]
+        return total, norms, losses
 
     return clipped
 
@@ -90,13 +92,19 @@ def _native_piece(inputs: Tensor, weight: Tensor) -> _Piece:
         scores, squared_inputs = native.softmax_scores(inputs, rows, transposed)
         residuals, losses = _residuals_and_losses(scores[:, :classes], targets)
         norms = _norms(residuals, squared_inputs)
-        dropped = to_drop(norms)
-        scores.zero_()
+        scores.zero_()  # from here on the residuals, with zeros for the classes that fill up a vector
         torch.mul(residuals, clip_factors(norms, limit).float()[:, None], out=scores[:, :classes])
-        used = torch.ones(len(rows), dtype=torch.bool) if dropped is None else ~dropped
-        return native.softmax_gradient(inputs, rows, scores, used)[:, :classes].t(), norms, losses
+        used = torch.ones(len(rows), dtype=torch.bool) if (dropped := to_drop(norms)) is None else ~dropped
+        total = torch.zeros(transposed.shape, dtype=torch.float64)
+        for part in _parts(len(rows), _ROWS_IN_FLOAT32):
+            total += native.softmax_gradient(inputs, rows[part], scores[part], used[part])
+        return total[:, :classes].t(), norms, losses
 
     return clipped
+
+
+def _parts(count: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, count, size)]
 
 
 def _residuals_and_losses(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
