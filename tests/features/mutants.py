@@ -6,6 +6,11 @@ SCATTERING, BASES, ORIENTED, MAPS = (
 CACHE = "tests/data/test_feature_cache.py"
 FEATURES = "src/alidpfl/features"
 
+SOFTMAX, SOFTMAX_TESTS = "src/alidpfl/dpsgd/softmax.py", "tests/dpsgd/test_softmax.py"
+RELEASE, RELEASE_TESTS = "src/alidpfl/dpsgd/release.py", "tests/dpsgd/test_release.py"
+BUILD, FEATURED = "src/alidpfl/runs/build.py", "src/alidpfl/runs/featured.py"
+SCATTER_TESTS = "tests/runs/test_scatter_linear.py"
+
 FEATURE_MUTANTS = (
     (
         "features: centred by the mean of the batch",
