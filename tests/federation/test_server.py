@@ -46,6 +46,9 @@ def test_shares_follow_the_sizes_and_respect_the_cap():
     assert server.shares(sizes, [0, 1, 2], 0.4) == pytest.approx([0.2, 0.4, 0.4])  # the second is over it in turn
     assert server.shares(sizes, [2, 0, 1], 0.4) == pytest.approx([0.4, 0.2, 0.4])
     assert server.shares(sizes, [0, 1, 2], 0.3) == pytest.approx([1 / 3] * 3)
+    assert server.shares(sizes, [0, 1, 2], 1.0, 2.0) == pytest.approx([1 / 46, 9 / 46, 36 / 46])
+    assert server.shares(sizes, [0, 1, 2], 1.0, 0.0) == pytest.approx([1 / 3] * 3)
+    assert server.shares(sizes, [0, 1, 2], 0.5, 2.0) == pytest.approx([0.05, 0.45, 0.5])
 
 
 def test_no_lie_about_its_size_gives_a_client_more_than_the_cap():
@@ -81,7 +84,8 @@ def test_plain_steps_momentum_and_average_by_hand():
 
 
 @pytest.mark.parametrize(
-    "setting", [{"momentum": 1.0}, {"averaging": -0.1}, {"quorum": 0.0}, {"max_client_weight": 1.5}]
+    "setting",
+    [{"momentum": 1.0}, {"averaging": -0.1}, {"quorum": 0.0}, {"max_client_weight": 1.5}, {"weight_exponent": 2.1}],
 )
 def test_settings_out_of_range_are_named(setting):
     ((name, value),) = setting.items()

@@ -57,6 +57,7 @@ class Training:
             policy=policy,
             ledger=ledger,
             sizes=self._sizes,
+            shares=self._shares(list(self._sizes)),
             num_params=len(initial),
             settings=settings,
         )
@@ -145,11 +146,15 @@ class Training:
         return accepted, {client: reason for client, reason in reasons.items() if reason is not None}
 
     def _aggregate(self, accepted: Sequence[ClientUpdate], plans: Sequence[ClientPlan]) -> None:
-        shares = server.shares(self._sizes, [u.client for u in accepted], self._server_settings.max_client_weight)
+        shares = self._shares([u.client for u in accepted])
         before = self.server.params
         mean = server.mean_update(before, accepted, shares)
         self.server = server.step(self.server, mean, self._server_settings)
         self._observe(before, mean, accepted, shares, plans)
+
+    def _shares(self, clients: Sequence[ClientId]) -> list[float]:
+        settings = self._server_settings
+        return server.shares(self._sizes, clients, settings.max_client_weight, settings.weight_exponent)
 
     def _observe(
         self,

@@ -40,6 +40,7 @@ class RoundPlanner:
         policy: Policy,
         ledger: Ledger,
         sizes: Mapping[ClientId, int],
+        shares: Sequence[float],
         num_params: int,
         settings: FederationSettings,
     ) -> None:
@@ -70,8 +71,7 @@ class RoundPlanner:
                 f"clients take and send {num_params} numbers; set at least {self.round_bytes}, or leave it out"
             )
         self._num_params = num_params
-        total = sum(sizes.values())
-        self._smallest, self._concentration = min(sizes.values()), sum((n / total) ** 2 for n in sizes.values())
+        self._smallest, self._concentration = min(sizes.values()), sum(share**2 for share in shares)
 
     def reason_to_stop(self, progress: Progress, state: Mapping[str, Any]) -> StopReason | None:
         """The limit that the next round would cross, if any."""

@@ -26,12 +26,19 @@ class ServerSettings:
     """Least share of a round's clients whose updates must arrive for the model to move."""
     max_client_weight: float = 1.0
     """Cap on one client's share of the average."""
+    weight_exponent: float = 1.0
+    """A client's share goes with its number of records to this power.
+
+    Every client adds the same noise to its sum. 1 counts every record alike; towards 2, small clients, whose sums are
+    mostly noise, count for less, and so do their records.
+    """
 
     def __post_init__(self) -> None:
         for name in ("momentum", "averaging"):
             checks.real(name, getattr(self, name), low=0, below=1, rule="must be in [0, 1)")
         for name in ("quorum", "max_client_weight"):
             checks.real(name, getattr(self, name), above=0, high=1, rule="must be in (0, 1]")
+        checks.real("weight_exponent", self.weight_exponent, low=0, high=2, rule="must be in [0, 2]")
 
     def least_updates(self, num_clients: int) -> int:
         """How many updates of a round of `num_clients` make a quorum."""
@@ -96,17 +103,20 @@ def largest_honest_update(plan: ClientPlan, num_params: int, num_records: int) -
     return sum(plan.learning_rates) * one_step * (1 + 1e-3)  # rounding of the weights
 
 
-def shares(sizes: Mapping[ClientId, int], clients: Sequence[ClientId], cap: float) -> list[float]:
-    """p_i = |D_i| / Σ|D_j| over these clients, none above `cap`: what that takes off goes to the others in proportion.
+def shares(
+    sizes: Mapping[ClientId, int], clients: Sequence[ClientId], cap: float, exponent: float = 1.0
+) -> list[float]:
+    """p_i = |D_i|^a / Σ|D_j|^a over these clients, none above `cap`: what that takes off goes to the others so too.
 
     Equal shares where the cap is less than those.
     """
     if cap * len(clients) <= 1:
         return [1 / len(clients)] * len(clients)
-    left, total, found = 1.0, sum(sizes[client] for client in clients), dict[ClientId, float]()
-    for client in sorted(clients, key=lambda client: -sizes[client]):  # once one is below the cap, all later ones are
-        found[client] = min(cap, left * sizes[client] / total)
-        left, total = left - found[client], total - sizes[client]
+    weights = sizes if exponent == 1 else {client: sizes[client] ** exponent for client in clients}
+    left, total, found = 1.0, sum(weights[client] for client in clients), dict[ClientId, float]()
+    for client in sorted(clients, key=lambda client: -weights[client]):  # once one is below the cap, all later ones are
+        found[client] = min(cap, left * weights[client] / total)
+        left, total = left - found[client], total - weights[client]
     return [found[client] for client in clients]
 
 

@@ -265,6 +265,7 @@ def _server_settings(config: Config) -> ServerSettings:
         momentum=federation.momentum,
         averaging=federation.averaging,
         quorum=federation.quorum,
+        weight_exponent=federation.weight_exponent,
         max_client_weight=1.0 if federation.max_client_weight is None else federation.max_client_weight,
     )
 

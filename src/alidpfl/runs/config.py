@@ -160,6 +160,12 @@ class FederationSection(_Section):
         description="Cap on one client's share of the average; left out: none. `alidpfl flower init` writes 0.5, since "
         "a node's size is its own word.",
     )
+    weight_exponent: float = Field(
+        1.0,
+        ge=0,
+        le=2,
+        description="A client's share goes with its records to this power; above 1, small clients' noise counts less.",
+    )
     dropout_rate: float = Field(0.0, ge=0, lt=1, description="Simulated: share of clients that never answer.")
     straggler_rate: float = Field(0.0, ge=0, lt=1, description="Simulated: share whose answer comes too late.")
 
