@@ -18,6 +18,7 @@ from alidpfl.runs.execute import Listener
 from alidpfl.runs.featured import map_for
 from alidpfl.runs.flower import prepare_over_nodes
 from alidpfl.runs.flower_config import FlowerOptions
+from alidpfl.runs.planned import planned
 
 SHAPE = (1, 16, 16)
 
@@ -237,6 +238,28 @@ def test_other_models_do_not_know_its_settings(folder):
     assert "frequencies" not in written["model"]
     assert "statistics_noise" not in written["privacy"]
     assert settings(folder).to_dict()["model"]["frequencies"] == 3
+
+
+def test_a_plan_pays_for_the_releases_too(folder):
+    """q and σ by the planner: all training rounds are paid for beside the two releases, with nothing to spare."""
+    config = load_config(
+        overrides=[
+            "data.name=npz",
+            f"data.data_dir={_toml(str(folder))}",
+            "data.num_classes=3",
+            "privacy.epsilon=4.0",
+            "model.name=scatter_linear",
+            "method.name=fedavg_dp",
+            "federation.max_rounds=8",
+        ]
+    )
+    found, setting = planned(config, max_epochs=2)
+    assert setting.steps >= 6
+    ledger = make_parts(found).ledger
+    assert ledger.max_steps == setting.steps
+    assert found.privacy.noise_multiplier > noise_multiplier_for(
+        PrivacyBudget(epsilon=4.0, delta=1e-5), found.privacy.sample_rate, setting.steps
+    )
 
 
 def test_inputs_that_are_no_images_are_refused(folder, tmp_path):

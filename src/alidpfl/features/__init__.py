@@ -9,6 +9,6 @@
 
 from alidpfl.features.block import Block
 from alidpfl.features.maps import FeatureMap
-from alidpfl.features.standardiser import Standardiser
+from alidpfl.features.standardiser import Standardiser, vector_size
 
-__all__ = ["Block", "FeatureMap", "Standardiser"]
+__all__ = ["Block", "FeatureMap", "Standardiser", "vector_size"]

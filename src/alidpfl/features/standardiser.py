@@ -59,7 +59,7 @@ class Standardiser:
     @property
     def size(self) -> int:
         """Of a vector."""
-        return len(self.scale) + sum(block.size for block in self.feature_map.blocks[1:]) + 1
+        return vector_size(self.feature_map)
 
     @torch.no_grad()
     def vectors(self, features: Mapping[str, Tensor]) -> Tensor:
@@ -74,6 +74,12 @@ class Standardiser:
             parts.append(centred * (math.sqrt(_BLOCK_WEIGHTS[block.name]) / _lengths(centred)))
         count = len(parts[0])
         return torch.cat([*parts, torch.full((count, 1), _CONSTANT)], dim=1)
+
+
+def vector_size(feature_map: FeatureMap) -> int:
+    """Of the vectors that a map's features become: scattering's low ones, all others, and the constant."""
+    scattering, *others = feature_map.blocks
+    return int(scattering.low.sum()) + sum(block.size for block in others) + 1
 
 
 def _lengths(vectors: Tensor) -> Tensor:

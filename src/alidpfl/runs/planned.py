@@ -1,11 +1,14 @@
 """`run --plan auto`: sampling rate and noise as the planner finds them for a configuration's clients and model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from alidpfl.errors import ConfigError
 from alidpfl.planner import Setting, Wishes
 from alidpfl.planner.search import choose
 from alidpfl.planner.wishes import possible_rounds
+from alidpfl.privacy import GaussianRelease, PrivacyBudget, noise_multiplier_for
+from alidpfl.runs.build import accountant_of, releases_before
 from alidpfl.runs.config import Config
 from alidpfl.runs.public import public_facts
 
@@ -37,7 +40,7 @@ def planned(
         delta=config.privacy.delta,
         clients=facts.clients,
         samples=facts.samples,
-        max_rounds=config.federation.max_rounds,
+        max_rounds=config.training_rounds,
         sample_rate=config.privacy.sample_rate if "sample_rate" in decided else None,
         accountant=facts.accountant,
         num_params=facts.num_params,
@@ -47,7 +50,18 @@ def planned(
     rounds = possible_rounds(wishes).count
     tell = (lambda share: on_progress("planning", share)) if on_progress is not None else None
     setting, _ = choose(wishes, rounds, tell)
+    setting = replace(setting, noise_multiplier=_noise_beside(releases_before(config), config, setting))
     return _with(config, setting), setting
+
+
+def _noise_beside(releases: tuple[GaussianRelease, ...], config: Config, setting: Setting) -> float:
+    """σ of the plan, or where something is released before the training as much more as that costs."""
+    if not releases:
+        return setting.noise_multiplier
+    budget = PrivacyBudget(epsilon=config.privacy.epsilon, delta=config.privacy.delta)
+    return noise_multiplier_for(
+        budget, setting.sample_rate, setting.steps, accountant=accountant_of(config), already_spent=releases
+    )
 
 
 def _with(config: Config, setting: Setting) -> Config:

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from alidpfl.data.partition import label_counts
+from alidpfl.features import vector_size
 from alidpfl.runs.build import accountant_of, build_model, check_choices
 from alidpfl.runs.config import Config
+from alidpfl.runs.featured import map_for
 from alidpfl.runs.run_data import load_data, simulation_data
 
 
@@ -24,7 +26,10 @@ def public_facts(config: Config, *, on_progress: Callable[[str, float], None] | 
     check_choices(config)
     dataset = load_data(config, on_progress)
     clients = simulation_data(config, dataset).clients
-    model = build_model(config, dataset.input_shape, dataset.num_classes)
+    shape = dataset.input_shape
+    if config.has_statistics:
+        shape = (vector_size(map_for(config, shape)),)
+    model = build_model(config, shape, dataset.num_classes)
     return PublicFacts(
         clients=len(clients),
         samples=sum(len(rows) for rows in clients),
