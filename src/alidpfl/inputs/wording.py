@@ -12,7 +12,7 @@ from alidpfl.inputs.quantities import as_bytes, as_seconds
 
 _LONGEST_VALUE = 200  # of a value in an error message
 _SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-_NAMES = {float: "number", int: "whole number", str: "text"}
+_NAMES = {bool: "true or false", float: "number", int: "whole number", str: "text"}
 _QUANTITIES = {as_seconds: "duration", as_bytes: "size"}
 
 
@@ -59,7 +59,7 @@ def expected(field: FieldInfo) -> str:
     what, annotation = kind(field.annotation), field.annotation
     if what.startswith('"'):
         return f"one of {what}"
-    article = "" if annotation is str or "text" in what else "a "
+    article = "" if annotation in (bool, str) or "text" in what else "a "
     within = f" {limits(field)}" if limits(field) else ""
     return f"{article}{what}{within}, such as {example(field)}"
 

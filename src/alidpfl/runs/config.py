@@ -78,7 +78,7 @@ class ModelSection(_Section):
         False, description="`scatter_linear`: centre every image and shear it upright first; for handwriting."
     )
     deviation_clip: float = Field(
-        0.1,
+        0.05,
         gt=0,
         description="`scatter_linear`: clip norm of the squared deviations whose sum is released.",
     )

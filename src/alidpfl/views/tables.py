@@ -79,6 +79,13 @@ def _accuracy(key: str) -> Callable[[Mapping[str, Any]], Text]:
     return cell
 
 
+def _noise(facts: Mapping[str, Any]) -> Text:
+    """Of the steps, and of what was released before them."""
+    before = facts.get("statistics_noise")
+    steps = _plain("noise_multiplier")(facts)
+    return steps if before is None else steps.append(f", before: 2 x {number(before)}")
+
+
 def _best_round(facts: Mapping[str, Any]) -> Text:
     best = facts["best_round"]
     return Text(UNKNOWN if best is None else str(best + 1))  # people count from 1
@@ -106,7 +113,7 @@ _SETTINGS: dict[str, Callable[[Mapping[str, Any]], Text]] = {
     "partition": _partition,
     "rounds at most, R_s": _plain("max_rounds"),
     "sample rate q": _plain("sample_rate"),
-    "noise σ": _plain("noise_multiplier"),
+    "noise σ": _noise,
     "clip norm C": _plain("clip_norm"),
     "step size η": _plain("learning_rate"),
     "accountant": _plain("accountant"),
