@@ -53,6 +53,28 @@ def test_the_programs_in_the_documents_run(document, code, tmp_path):
         assert re.search(r"5 clients, ε = (1\.9\d\d|2\.000)\n", done.stdout)
 
 
+def test_the_readme_quotes_the_recipes_results():
+    names = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+    lines = [json.loads(line) for line in (ROOT / "results" / "best.jsonl").read_text().splitlines()]
+    headline = [line for line in lines if (line["table"], line["ratio"]) == ("small", "1/2")]
+    for dataset, name in names.items():
+        found = [line for line in headline if line["dataset"] == dataset]
+        assert {line["seed"] for line in found} == {0, 1, 2}
+        assert all(line["epsilon"] <= 2.0 and line["covers_everything"] for line in found)
+        mean = sum(line["accuracy"] for line in found) / len(found)
+        assert f"| {name} | {found[0]['paper']:.2f} % | {mean:.2f} % |" in README
+
+
+def test_results_are_those_on_the_page():
+    """docs/results.md is written by experiments/report.py."""
+    sys.path.insert(0, str(ROOT / "experiments"))
+    try:
+        import report
+    finally:
+        sys.path.pop(0)
+    assert (ROOT / "docs" / "results.md").read_text() == report.report()
+
+
 def test_there_are_programs_to_run():
     assert len(PROGRAMS) == 7
     assert sum("alidpfl.dpsgd" in code for _, code in PROGRAMS) == 1

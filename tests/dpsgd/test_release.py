@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from alidpfl.dpsgd import RandomStream, noised_total
+from alidpfl.dpsgd import RandomStream, noised_total, release
 from alidpfl.errors import ConfigError
 
 QUIET = 1e-3  # the least noise that there is
@@ -38,6 +38,12 @@ def test_one_record_moves_it_by_at_most_the_clip_norm(scale):
     rounding = 2 * 0.3 * QUIET / 256 * math.sqrt(300)  # the grid that both lie on
     assert float(moved) <= 0.3 + rounding
     assert scale < 1 or float(moved) > 0.29
+
+
+def test_before_its_noise_a_record_is_strictly_within_the_clip_norm(monkeypatch):
+    monkeypatch.setattr(release, "add_noise", lambda *_: None)
+    for seed in range(200):
+        assert 0.3 * (1 - 1e-5) < float(total(made(1, seed=seed), clip_norm=0.3).double().norm()) <= 0.3
 
 
 def test_the_noise_has_the_standard_deviation_that_is_charged():

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, is_softmax_regression, native, softmax
+from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, is_softmax_regression, native
 from alidpfl.errors import ConfigError, DataError
+from alidpfl.federation.process import steady_arithmetic
 
 PATHS = {"torch": native.disabled, "native": contextlib.nullcontext}
 
@@ -31,7 +32,8 @@ def problem(samples=50, features=37, classes=10, seed=0):
 
 @pytest.mark.parametrize("clip_norm", [0.1, 3.0, math.inf])
 @pytest.mark.parametrize(
-    ("samples", "features", "classes"), [(50, 37, 10), (1, 1, 2), (9, 5, 3), (200, 300, 17), (64, 256, 10), (7, 16, 40)]
+    ("samples", "features", "classes"),
+    [(50, 37, 10), (1, 1, 2), (9, 5, 3), (200, 300, 17), (64, 256, 10), (7, 16, 40), (20, 2100, 10)],
 )
 def test_equals_the_general_clipper(path, samples, features, classes, clip_norm):
     model, inputs, targets = problem(samples, features, classes)
@@ -119,20 +121,65 @@ def test_no_sample_gives_zero(path):
     assert len(found.statistics.norms) == len(found.statistics.losses) == 0
 
 
-def test_many_samples_are_added_in_double(path, monkeypatch):
-    """In float32 the sum of a large and many small gradients would depend on the order."""
-    monkeypatch.setattr(softmax, "_ROWS_IN_FLOAT32", 1)
+@pytest.mark.parametrize("samples", [1000, 12_800])
+def test_whoever_comes_or_goes_changes_one_groups_rounding(path, samples):
+    """Where groups were cut by position, one record more moved the sum by 1.024 C, and by more the more records."""
     model = nn.Linear(1, 2, bias=False)
     nn.init.zeros_(model.weight)
-    inputs, targets = torch.full((3000, 1), 2e-8), torch.zeros(3000, dtype=torch.int64)
-    inputs[0] = 1.0
-    found = SoftmaxClipper(model).clipped_sum(inputs, targets, clip_norm=10.0, seed=0).gradients["weight"]
-    assert float(found[1, 0]) == pytest.approx(0.5 + 2999 * 1e-8, abs=1e-9)
+    pattern = torch.tensor([1.0] * 63 + [0.99 * 2**-18] * 64 + [1.0])
+    inputs = pattern.repeat(-(-samples // 128))[:samples, None]
+    targets, places = torch.zeros(samples, dtype=torch.int64), torch.arange(samples)
+    clipper, clip_norm = SoftmaxClipper(model), 0.5
+    sums = [
+        clipper.clipped_sum(inputs, targets, clip_norm=clip_norm, seed=0, rows=some, places=some).gradients["weight"]
+        for some in (places, places[1:])
+    ]
+    assert float((sums[0] - sums[1]).norm()) <= clip_norm * (1 + 1e-5)
+    true = inputs.double().sum() * 0.5
+    assert float(sums[0][1, 0]) == pytest.approx(
+        float(true) * 0.5**0.5, rel=1e-3
+    )  # the ones are clipped, to C / sqrt 2
+
+
+def test_one_record_more_moves_a_large_batch_by_at_most_the_clip_norm(path):
+    model, inputs, targets = problem(samples=300, features=1100)
+    clipper, everybody = SoftmaxClipper(model), torch.arange(300)
+    whole = clipper.clipped_sum(inputs, targets, clip_norm=0.05, seed=0).gradients["weight"]
+    for gone in (0, 7, 128, 299):
+        rest = everybody[everybody != gone]
+        without = clipper.clipped_sum(inputs, targets, clip_norm=0.05, seed=0, rows=rest).gradients["weight"]
+        moved = float((whole - without).norm())
+        assert 0.049 < moved <= 0.05 * (1 + 1e-5)
+
+
+def test_residuals_that_float32_cannot_square_count(path):
+    """As clients train, denormals are flushed: squares of 1e-20 were zero, and inputs of 1e20 made up for it, 84 C."""
+    for scale in (1e19, 5e19, 9e19):
+        for features in (2, 300, 3220):
+            model = nn.Linear(features, 2, bias=False)
+            nn.init.zeros_(model.weight)
+            with torch.no_grad():
+                model.weight[0, 0] = 45 / scale
+            inputs = torch.zeros(1, features)
+            inputs[0, 0] = scale
+            with steady_arithmetic():
+                found = SoftmaxClipper(model).clipped_sum(inputs, torch.tensor([0]), clip_norm=0.05, seed=0)
+            assert float(found.gradients["weight"].norm()) <= 0.05
+
+
+def test_norms_are_precise(path):
+    """A float32 sum of thousands of equal squares drifts."""
+    model = nn.Linear(5000, 3, bias=False)
+    nn.init.zeros_(model.weight)
+    inputs = torch.full((9, 5000), 0.1) * torch.arange(1, 10)[:, None]
+    found = SoftmaxClipper(model).clipped_sum(inputs, torch.zeros(9, dtype=torch.int64), clip_norm=1.0, seed=0)
+    residual = math.sqrt((2 / 3) ** 2 + 2 / 9)
+    torch.testing.assert_close(found.statistics.norms, inputs.double().norm(dim=1) * residual, rtol=3e-7, atol=0)
 
 
 def test_rows_outside_the_data_are_refused(path):
     model, inputs, targets = problem()
-    for rows in ([50], [-51]):
+    for rows in ([50], [-1]):
         with pytest.raises(IndexError):
             SoftmaxClipper(model).clipped_sum(inputs, targets, clip_norm=0.5, seed=0, rows=torch.tensor(rows))
 
@@ -152,6 +199,22 @@ def test_what_has_a_closed_form(model, is_one):
     if not is_one:
         with pytest.raises(ConfigError, match="without a bias"):
             SoftmaxClipper(model)
+
+
+def test_a_model_with_hooks_is_not_taken_for_its_matrix():
+    hooked = nn.Linear(3, 2, bias=False)
+    hooked.register_forward_hook(lambda _module, _inputs, outputs: outputs * 5)
+    assert not is_softmax_regression(hooked)
+    normalised = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2, bias=False))
+    assert not is_softmax_regression(normalised)
+
+
+def test_rows_of_other_kinds(path):
+    model, inputs, targets = problem()
+    clipper, rows = SoftmaxClipper(model), torch.arange(0, 20)
+    expected = clipper.clipped_sum(inputs, targets, clip_norm=0.5, seed=0, rows=rows[::2]).gradients["weight"]
+    found = clipper.clipped_sum(inputs, targets, clip_norm=0.5, seed=0, rows=rows[::2].int()).gradients["weight"]
+    assert torch.equal(found, expected)
 
 
 def test_errors_say_what_is_wrong_and_quote_no_record():

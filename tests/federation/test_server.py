@@ -49,6 +49,10 @@ def test_shares_follow_the_sizes_and_respect_the_cap():
     assert server.shares(sizes, [0, 1, 2], 1.0, 2.0) == pytest.approx([1 / 46, 9 / 46, 36 / 46])
     assert server.shares(sizes, [0, 1, 2], 1.0, 0.0) == pytest.approx([1 / 3] * 3)
     assert server.shares(sizes, [0, 1, 2], 0.5, 2.0) == pytest.approx([0.05, 0.45, 0.5])
+    huge = {0: 1 << 40, 1: 10, 2: 2000}  # a node that lies about its size
+    assert server.shares(huge, [0, 1, 2], 0.5, 2.0) == pytest.approx(
+        [0.5, 0.5 * 100 / 4_000_100, 0.5 * 4e6 / 4_000_100]
+    )
 
 
 def test_no_lie_about_its_size_gives_a_client_more_than_the_cap():

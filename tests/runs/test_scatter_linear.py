@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from alidpfl import RunDirectory, execute, resume
+from alidpfl.data import held_out_rows
 from alidpfl.dpsgd import RandomStream, SoftmaxClipper, noised_total
 from alidpfl.errors import BudgetExceededError, ConfigError, DataError
+from alidpfl.features import vector_size
 from alidpfl.federation import client as client_module
 from alidpfl.privacy import GaussianRelease, PrivacyBudget, SampledGaussian, epsilon, noise_multiplier_for
 from alidpfl.runs import featured, load_config
@@ -115,16 +117,19 @@ def test_the_model_holds_all_that_a_prediction_needs(folder, tmp_path):
     assert accuracy == RunDirectory.open(tmp_path / "run").summary()["accuracy"]
 
 
-def test_every_client_adds_noise_of_its_own_to_clipped_sums(folder, monkeypatch):
+@pytest.mark.parametrize("randomness", ["seeded", "secure"])
+def test_every_client_adds_noise_of_its_own_to_clipped_sums(folder, monkeypatch, randomness):
     calls = []
 
     def watched(vectors, size, *, clip_norm, noise_multiplier, random):
         pieces = list(vectors)
+        assert random.is_secure == (randomness == "secure")
         calls.append((sum(len(p) for p in pieces), clip_norm, noise_multiplier, random.normal(4).tolist()))
         return noised_total(pieces, size, clip_norm=clip_norm, noise_multiplier=noise_multiplier, random=random)
 
     monkeypatch.setattr(featured, "noised_total", watched)
-    prepare(settings(folder, model__deviation_clip=0.07, privacy__statistics_noise=12.0))
+    changes = {"model__deviation_clip": 0.07, "privacy__statistics_noise": 12.0, "run__randomness": randomness}
+    prepare(settings(folder, **changes))
     assert [call[:3] for call in calls] == [(90, 1.0, 12.0)] * 3 + [(90, 0.07, 12.0)] * 3
     assert len({tuple(call[3]) for call in calls}) == 6
     training = {tuple(RandomStream.seeded(0, k, c).normal(4).tolist()) for k in range(8) for c in range(3)}
@@ -133,12 +138,22 @@ def test_every_client_adds_noise_of_its_own_to_clipped_sums(folder, monkeypatch)
 
 def test_statistics_are_of_the_clients_alone(folder):
     """What no client holds, the test set and the held-out part, does not move them."""
-    before = prepare(settings(folder)).statistics
+    config = settings(folder, data__validation=0.2)
+    before = prepare(config).statistics
     x, y = images(90, 77)
     np.savez(folder / "test.npz", x=255 - x, y=y)
-    after = prepare(settings(folder)).statistics
+    _, held_out = held_out_rows(270, 0.2, seed=0)
+    for number, name in enumerate("abc"):
+        x, y = images(90, number)
+        own = held_out[(held_out >= 90 * number) & (held_out < 90 * (number + 1))] - 90 * number
+        x[own] = 255 - x[own]
+        np.savez(folder / f"{name}.npz", x=x, y=y)
+    after = prepare(config).statistics
     assert torch.equal(before["mean"], after["mean"])
     assert torch.equal(before["scale"], after["scale"])
+    x[:] = 255 - x
+    np.savez(folder / "c.npz", x=x, y=y)
+    assert not torch.equal(before["mean"], prepare(config).statistics["mean"])
 
 
 def test_statistics_estimate_what_they_should(folder):
@@ -199,6 +214,32 @@ def test_what_a_killed_start_left_is_not_taken_over(folder, tmp_path):
     execute(settings(folder), out)
     execute(settings(folder), tmp_path / "fresh")
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "fresh" / "model.safetensors").read_bytes()
+
+
+def test_a_killed_start_with_secure_noise_has_released(folder, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    execute(settings(folder, run__randomness="secure"), tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "statistics.safetensors", out)
+    with pytest.raises(DataError, match="count that start's epsilon as spent"):
+        execute(settings(folder, run__randomness="secure"), out)
+    assert (out / "statistics.safetensors").exists()
+
+
+def test_statistics_are_in_the_traffic(folder, tmp_path):
+    execute(settings(folder), tmp_path / "run")
+    feature_map = map_for(settings(folder), SHAPE)
+    sizes = [block.size for block in feature_map.blocks]
+    vector = vector_size(feature_map)
+    low = vector - 1 - sum(sizes[1:])
+    a_client = 4 * (sum(sizes) + sizes[0] + sum(sizes) + low)
+    assert RunDirectory.open(tmp_path / "run").records()[0].bytes == 3 * (a_client + 2 * 4 * 3 * vector)
+
+
+def test_a_budget_that_pays_for_nothing_else_is_refused(folder):
+    changes = {"method__name": "adap_dpfl", "data__validation": 0.1, "privacy__epsilon": 0.6}
+    with pytest.raises(BudgetExceededError, match="does not pay for one step"):
+        make_parts(settings(folder, privacy__noise_multiplier=10.0, **changes))
 
 
 def test_two_processes_give_the_same_bits(folder, tmp_path):

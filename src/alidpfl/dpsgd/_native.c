@@ -27,7 +27,7 @@ typedef struct {
 typedef struct {
     int64_t batch, features, width; /* width: classes, filled up to whole vectors */
 } softmax_shape;
-#define SOFTMAX_FEATURES 1024
+#define SOFTMAX_FEATURES 1024 /* as in native.py */
 #define NONE 255
 #define LARGEST_NORM 1e30 /* as in gradients.py */
 

@@ -206,22 +206,30 @@ TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x,
 }
 
 /* sum[feature][class] += x[rows[n]][feature] * residuals[n][class], over all n but those with `used` zero: a sample that
- * is not finite must not even be multiplied by zero. */
+ * is not finite must not even be multiplied by zero. In float within a group of samples, whose numbers `group` do not
+ * fall, and in double over groups. `scratch` has room for SOFTMAX_FEATURES x width. */
 TARGET void NAME(alidpfl_softmax_gradient)(const softmax_shape *s, const float *x, const int64_t *rows,
-                                           const float *residuals, const uint8_t *used, float *restrict sum) {
+                                           const int64_t *group, const float *residuals, const uint8_t *used,
+                                           float *restrict scratch, double *restrict sum) {
     const unsigned mode = flush_denormals();
     for (int64_t first = 0; first < s->features; first += SOFTMAX_FEATURES) {
         const int64_t left = s->features - first, features = left < SOFTMAX_FEATURES ? left : SOFTMAX_FEATURES;
-        float *out = sum + first * s->width;
+        double *out = sum + first * s->width;
         for (int64_t n = 0; n < s->batch;) {
-            const float *sample[8];
-            int64_t some = s->batch - n >= 8 ? 8 : 1, usable = 0;
-            for (int64_t i = 0; i < some; i++) usable += used[n + i];
-            if (usable < some) some = 1;
-            for (int64_t i = 0; i < some; i++) sample[i] = x + rows[n + i] * s->features + first;
-            if (some == 8) NAME(outer_8)(features, s->width, sample, residuals + n * s->width, out);
-            else if (used[n]) NAME(outer_1)(features, s->width, sample, residuals + n * s->width, out);
-            n += some;
+            int64_t end = n;
+            while (end < s->batch && group[end] == group[n]) end++;
+            memset(scratch, 0, (size_t)(features * s->width) * sizeof(float));
+            while (n < end) {
+                const float *sample[8];
+                int64_t some = end - n >= 8 ? 8 : 1, usable = 0;
+                for (int64_t i = 0; i < some; i++) usable += used[n + i];
+                if (usable < some) some = 1;
+                for (int64_t i = 0; i < some; i++) sample[i] = x + rows[n + i] * s->features + first;
+                if (some == 8) NAME(outer_8)(features, s->width, sample, residuals + n * s->width, scratch);
+                else if (used[n]) NAME(outer_1)(features, s->width, sample, residuals + n * s->width, scratch);
+                n += some;
+            }
+            for (int64_t i = 0; i < features * s->width; i++) out[i] += (double)scratch[i];
         }
     }
     restore_denormals(mode);

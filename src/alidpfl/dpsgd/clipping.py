@@ -93,9 +93,16 @@ class Clipper(Protocol):
         """What is trained, by name."""
 
     def clipped_sum(
-        self, inputs: Tensor, targets: Tensor, *, clip_norm: float, seed: int, rows: Tensor | None = None
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        clip_norm: float,
+        seed: int,
+        rows: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> ClippedSum:
-        """Sum of clipped per-sample gradients of all samples, or of those in `rows`."""
+        """Sum of clipped per-sample gradients of all samples, or of those in `rows`, at these places of a client's."""
 
 
 class PerSampleClipper:
@@ -157,7 +164,14 @@ class PerSampleClipper:
         self._probed: set[object] = set()
 
     def clipped_sum(
-        self, inputs: Tensor, targets: Tensor, *, clip_norm: float, seed: int, rows: Tensor | None = None
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        clip_norm: float,
+        seed: int,
+        rows: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> ClippedSum:
         """Sum of clipped per-sample gradients of a batch, which may be empty.
 
@@ -167,6 +181,7 @@ class PerSampleClipper:
             clip_norm: C; infinity switches clipping off.
             seed: of the randomness inside the model (dropout); torch's global generator is left untouched.
             rows: (B,) int64, where inputs and targets are those of a whole data set: the rows that make the batch.
+            places: not used here; see SoftmaxClipper.
         """
         check_clip_norm(clip_norm)
         if rows is not None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 _SUFFIX_AND_LANES = {2: ("avx512", 16), 1: ("avx2", 8), 0: ("portable", 4)}
+_SOFTMAX_FEATURES = 1024  # at a time: so much scratch the kernel needs; see _native.c
 _switched_off: ContextVar[bool] = ContextVar("alidpfl_native_switched_off", default=False)
 
 
@@ -167,15 +168,20 @@ def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tenso
     return scores, squared
 
 
-def softmax_gradient(inputs: Tensor, rows: Tensor, residuals: Tensor, used: Tensor) -> Tensor:
-    """Sum (features, width) over the rows that are `used` of features times residuals (B, width)."""
+def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor, used: Tensor) -> Tensor:
+    """Sum (features, width) over the rows that are `used` of features times residuals (B, width), in double.
+
+    Rows with one number in `groups`, which must not fall, are added in float32, groups in double.
+    """
     width = residuals.shape[1]
     _check_rows(inputs, rows, inputs.shape[1])
+    _check_contiguous(groups, torch.int64, len(rows))
     _check_contiguous(residuals, torch.float32, len(rows) * softmax_width(width))
     _check_contiguous(used, torch.bool, len(rows))
-    total = torch.zeros(inputs.shape[1], width)
+    total, scratch = torch.zeros(inputs.shape[1], width, dtype=torch.float64), torch.empty(_SOFTMAX_FEATURES, width)
     shape = (ctypes.c_int64 * 3)(len(rows), inputs.shape[1], width)
-    _loaded().function("softmax_gradient")(shape, *(_pointer(t) for t in (inputs, rows, residuals, used, total)))
+    arguments = (inputs, rows, groups, residuals, used, scratch, total)
+    _loaded().function("softmax_gradient")(shape, *(_pointer(tensor) for tensor in arguments))
     return total
 
 

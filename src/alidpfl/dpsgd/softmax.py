@@ -4,7 +4,7 @@ The cross-entropy's gradient at one sample is (p - e_y) xᵀ, whose norm is the 
 ever written out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,11 @@ from alidpfl.dpsgd.clipping import SAFETY, BatchStatistics, ClippedSum, check_cl
 from alidpfl.dpsgd.gradients import clip_factors, precise, squared_norms, to_drop
 from alidpfl.errors import ConfigError, DataError
 
-_ROWS_AT_A_TIME = 1024  # small operations are shared by so many
-_ROWS_IN_FLOAT32 = 128  # more are added in double: rounding of thousands would exceed what one of them may move
+# Records of one group are added in float32, groups in double: a float32 sum of thousands would round by more than one
+# of them may move it. Groups are of neighbouring places among a client's records, so that whoever comes or goes changes
+# the rounding of one group, and not that of all that follow.
+_PLACES_IN_A_GROUP = 128
+_PLACES_AT_A_TIME = 4096  # whole groups: small operations are shared by so many
 
 
 class SoftmaxClipper:
@@ -35,19 +38,36 @@ class SoftmaxClipper:
 
     @torch.no_grad()
     def clipped_sum(
-        self, inputs: Tensor, targets: Tensor, *, clip_norm: float, seed: int, rows: Tensor | None = None
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        clip_norm: float,
+        seed: int,
+        rows: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> ClippedSum:
-        """Sum of clipped per-sample gradients of all samples, or of those in `rows`. Nothing random is in it."""
+        """Sum of clipped per-sample gradients of all samples, or of those in `rows`. Nothing random is in it.
+
+        Args:
+            inputs: (n, features) float32.
+            targets: (n,) int64.
+            clip_norm: C; infinity switches clipping off.
+            seed: not used here.
+            rows: (B,) which samples make the batch; None: all.
+            places: (B,) their places among their client's records, ascending; None: their rows.
+        """
         check_clip_norm(clip_norm)
         weight = self.parameters["weight"].detach()
-        rows = torch.arange(len(inputs)) if rows is None else rows
+        rows = torch.arange(len(inputs)) if rows is None else rows.long().contiguous()
+        places = rows if places is None else places.long().contiguous()
         targets = _checked_targets(inputs, targets, rows, weight)
         is_native = native.is_available() and inputs.is_contiguous()
         clipped = _native_piece(inputs, weight) if is_native else _torch_piece(inputs, weight)
         total = torch.zeros(weight.shape, dtype=torch.float64)
         norms, losses = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0)]
-        for part in _parts(len(rows), _ROWS_AT_A_TIME):
-            gradient, found, loss = clipped(rows[part], targets[part], clip_norm * SAFETY)
+        for some_rows, some_places, labels in _split(places, _PLACES_AT_A_TIME, rows, places, targets):
+            gradient, found, loss = clipped(some_rows, some_places, labels, clip_norm * SAFETY)
             total += gradient
             norms.append(found)
             losses.append(loss)
@@ -56,19 +76,21 @@ class SoftmaxClipper:
 
 
 def is_softmax_regression(model: nn.Module) -> bool:
-    """Whether `SoftmaxClipper` takes the model: nothing but one matrix, all of it trained."""
-    if type(model) is not nn.Linear or model.bias is not None:
+    """Whether `SoftmaxClipper` takes the model: nothing but one matrix, all of it trained, and no hooks."""
+    if type(model) is not nn.Linear or list(model._parameters) != ["weight", "bias"] or model.bias is not None:
+        return False
+    if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks:
         return False
     weight = model.weight
     return weight.requires_grad and weight.dtype == torch.float32 and weight.device.type == "cpu"
 
 
-_Piece = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
-"""From rows (B,), their targets and the largest norm to the clipped sum (classes, features), norms and losses (B,)."""
+_Piece = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
+"""From rows, places and targets (B,) and the largest norm to the clipped sum (classes, features), norms and losses."""
 
 
 def _torch_piece(inputs: Tensor, weight: Tensor) -> _Piece:
-    def clipped(rows: Tensor, targets: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor]:
+    def clipped(rows: Tensor, places: Tensor, targets: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor]:
         x = inputs[rows]
         residuals, losses = _residuals_and_losses((weight @ x.t()).t(), targets)  # this way round is twice as fast
         norms = _norms(residuals, squared_norms(x))
@@ -76,8 +98,8 @@ def _torch_piece(inputs: Tensor, weight: Tensor) -> _Piece:
         if (dropped := to_drop(norms)) is not None:  # 0 x NaN is NaN: a factor alone would not remove them
             residuals, x = (t.masked_fill(dropped[:, None], 0) for t in (residuals, x))
         total = torch.zeros(weight.shape, dtype=torch.float64)
-        for part in _parts(len(rows), _ROWS_IN_FLOAT32):
-            total += residuals[part].t() @ x[part]
+        for some_residuals, some_x in _split(places, _PLACES_IN_A_GROUP, residuals, x):
+            total += some_residuals.t() @ some_x
         return total, norms, losses
 
     return clipped
@@ -88,23 +110,27 @@ def _native_piece(inputs: Tensor, weight: Tensor) -> _Piece:
     transposed = torch.zeros(features, native.softmax_width(classes))
     transposed[:, :classes] = weight.t()
 
-    def clipped(rows: Tensor, targets: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor]:
+    def clipped(rows: Tensor, places: Tensor, targets: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor]:
         scores, squared_inputs = native.softmax_scores(inputs, rows, transposed)
         residuals, losses = _residuals_and_losses(scores[:, :classes], targets)
         norms = _norms(residuals, squared_inputs)
         scores.zero_()  # from here on the residuals, with zeros for the classes that fill up a vector
         torch.mul(residuals, clip_factors(norms, limit).float()[:, None], out=scores[:, :classes])
         used = torch.ones(len(rows), dtype=torch.bool) if (dropped := to_drop(norms)) is None else ~dropped
-        total = torch.zeros(transposed.shape, dtype=torch.float64)
-        for part in _parts(len(rows), _ROWS_IN_FLOAT32):
-            total += native.softmax_gradient(inputs, rows[part], scores[part], used[part])
+        total = native.softmax_gradient(inputs, rows, _groups(places, _PLACES_IN_A_GROUP), scores, used)
         return total[:, :classes].t(), norms, losses
 
     return clipped
 
 
-def _parts(count: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, count, size)]
+def _groups(places: Tensor, size: int) -> Tensor:
+    return places.div(size, rounding_mode="floor")
+
+
+def _split(places: Tensor, size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors, cut wherever the next `size` places begin."""
+    _, counts = torch.unique_consecutive(_groups(places, size), return_counts=True)
+    return zip(*(tensor.split(counts.tolist()) for tensor in tensors), strict=True)
 
 
 def _residuals_and_losses(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +144,8 @@ def _residuals_and_losses(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tens
 
 
 def _norms(residuals: Tensor, squared_inputs: Tensor) -> Tensor:
-    return precise(squared_norms(residuals) * squared_inputs, squared_inputs).sqrt()
+    # In double: residuals of 1e-20 times inputs of 1e20 are nothing small, and must not count as zero.
+    return precise(squared_norms(residuals.double()) * squared_inputs, squared_inputs).sqrt()
 
 
 def _checked_targets(inputs: Tensor, targets: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
@@ -126,11 +153,13 @@ def _checked_targets(inputs: Tensor, targets: Tensor, rows: Tensor, weight: Tens
     for what, value in (("inputs", inputs), ("targets", targets)):
         if not isinstance(value, Tensor):
             raise DataError(f"{what} must be a tensor, not {type(value).__name__}; see torch.as_tensor")
-    if inputs.dtype != torch.float32 or inputs.shape[1:] != weight.shape[1:]:
+    if inputs.dtype != torch.float32 or inputs.shape[1:] != weight.shape[1:] or inputs.device != weight.device:
         raise DataError(
-            f"inputs have dtype {inputs.dtype} and shape {tuple(inputs.shape)}; need torch.float32 and "
-            f"(n, {weight.shape[1]})"
+            f"inputs have dtype {inputs.dtype} and shape {tuple(inputs.shape)} on {inputs.device}; need torch.float32 "
+            f"and (n, {weight.shape[1]}) on {weight.device}"
         )
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(inputs):
+        raise IndexError(f"rows must be in 0..{len(inputs) - 1}")
     if targets.dtype != torch.int64 or targets.shape != inputs.shape[:1]:
         raise DataError("targets must be one torch.int64 for each input")
     drawn = targets[rows]

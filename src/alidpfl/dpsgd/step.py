@@ -102,15 +102,19 @@ def noised_sum(
     random: RandomStream,
     *,
     rows: Tensor | None = None,
+    places: Tensor | None = None,
 ) -> StepResult:
     """The clipped gradient sum of a Poisson-sampled batch with noise N(0, σ²C² I) on it.
 
-    The batch is all of `inputs` and `targets`, or where `rows` is given those of them.
+    The batch is all of `inputs` and `targets`, or where `rows` is given those of them; `places` are the samples' places
+    among their client's records.
     """
     if not isinstance(clipper, PerSampleClipper | SoftmaxClipper):
         raise ConfigError(f"pass PerSampleClipper(model), made once before training, not a {type(clipper).__name__}")
     check_stream(random)
-    clipped = clipper.clipped_sum(inputs, targets, clip_norm=settings.clip_norm, seed=random.integer(), rows=rows)
+    clipped = clipper.clipped_sum(
+        inputs, targets, clip_norm=settings.clip_norm, seed=random.integer(), rows=rows, places=places
+    )
     # Empty batch: still add noise, or the release reveals that it was empty.
     add_noise(clipped.gradients, settings.noise_scale, random)
     return StepResult(noised_sum=clipped.gradients, private=clipped.statistics)
@@ -152,9 +156,10 @@ def dp_sgd_step(
     random: RandomStream,
     *,
     rows: Tensor | None = None,
+    places: Tensor | None = None,
 ) -> StepResult:
     """One iteration: the trained parameters move by -η (clipped sum + noise) / expected batch size, in place."""
-    result = noised_sum(clipper, inputs, targets, settings, random, rows=rows)
+    result = noised_sum(clipper, inputs, targets, settings, random, rows=rows, places=places)
     for name, parameter in clipper.parameters.items():
         parameter.sub_(result.noised_sum[name], alpha=settings.learning_rate / settings.expected_batch_size)
     return result

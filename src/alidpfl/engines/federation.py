@@ -69,6 +69,7 @@ class Federation:
         ledger: Ledger,
         settings: FederationSettings,
         server_settings: ServerSettings | None = None,
+        bytes_before: int = 0,
     ) -> None:
         """Put the parts together; see `simulated` for clients on this machine, `alidpfl.federate` for the short way."""
         self._model = copy.deepcopy(model)
@@ -82,6 +83,7 @@ class Federation:
             initial=flatten(trained(model)),
             settings=settings,
             server_settings=server_settings,
+            bytes_before=bytes_before,
         )
 
     @classmethod
@@ -98,8 +100,9 @@ class Federation:
         seed: int | None = None,
         processes: int | None = None,
         device: str = "cpu",
+        bytes_before: int = 0,
     ) -> "Federation":
-        """All clients on this machine. `seed` None: secure randomness."""
+        """All clients on this machine. `seed` None: secure randomness; `bytes_before`: traffic before round one."""
         return cls(
             model=model,
             engine=Simulation(model=model, method=method, data=data, seed=seed, processes=processes, device=device),
@@ -109,6 +112,7 @@ class Federation:
             ledger=ledger,
             settings=settings,
             server_settings=server_settings,
+            bytes_before=bytes_before,
         )
 
     def __enter__(self) -> "Federation":

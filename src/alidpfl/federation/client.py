@@ -101,8 +101,10 @@ class LocalTrainer:
         if self._objective.before_step is not None:
             self._objective.before_step(random)
         settings = _step_settings(plan, learning_rate, divisor)
-        rows = data.rows[records]
-        return dp_sgd_step(self._clipper, data.inputs, data.targets, settings, random, rows=rows).noised_sum
+        result = dp_sgd_step(
+            self._clipper, data.inputs, data.targets, settings, random, rows=data.rows[records], places=records
+        )
+        return result.noised_sum
 
 
 def _clipper_for(objective: Objective, device: str) -> Clipper:

@@ -33,6 +33,7 @@ class Training:
         initial: Tensor,
         settings: FederationSettings,
         server_settings: ServerSettings | None = None,
+        bytes_before: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Tie the parts together; nothing runs yet.
@@ -46,6 +47,7 @@ class Training:
             initial: (num_params,) the first weights.
             settings: rounds, limits, step sizes.
             server_settings: momentum, averaging, quorum.
+            bytes_before: traffic that there was before the first round.
             clock: seconds, for the time limit.
         """
         self._engine, self._method, self._policy, self._ledger = engine, method, policy, ledger
@@ -62,7 +64,7 @@ class Training:
             settings=settings,
         )
         self.server = ServerState(params=initial)
-        self.progress = Progress()
+        self.progress = Progress(bytes=bytes_before)
         self.stop_reason: StopReason | None = None
         self._curvature = CurvatureTracker()
         self._observed = Observed(method_state=method.start())

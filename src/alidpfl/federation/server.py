@@ -113,10 +113,13 @@ def shares(
     if cap * len(clients) <= 1:
         return [1 / len(clients)] * len(clients)
     weights = sizes if exponent == 1 else {client: sizes[client] ** exponent for client in clients}
-    left, total, found = 1.0, sum(weights[client] for client in clients), dict[ClientId, float]()
-    for client in sorted(clients, key=lambda client: -weights[client]):  # once one is below the cap, all later ones are
+    left, found = 1.0, dict[ClientId, float]()
+    waiting = sorted(clients, key=lambda client: -weights[client])  # once one is below the cap, all later ones are
+    for number, client in enumerate(waiting):
+        # Summed anew: of a huge weight, taking it off again would leave nothing of the others.
+        total = sum(weights[other] for other in waiting[number:])
         found[client] = min(cap, left * weights[client] / total)
-        left, total = left - found[client], total - weights[client]
+        left -= found[client]
     return [found[client] for client in clients]
 
 

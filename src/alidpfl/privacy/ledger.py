@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.inputs import checks
-from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps, noise_multiplier_for
+from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps, no_step_error, noise_multiplier_for
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.filter import RdpFilter
-from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian
+from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian, merged
 
 ClientId = int
 
@@ -160,6 +160,11 @@ class FilteredLedger:
             fresh = fresh.charge(release)
         self._fresh = fresh
         self.max_steps = fresh.affordable_steps(sample_rate, noise_multiplier)
+        if self.max_steps < 1:
+            step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
+            raise _with_noise_that_would_do(
+                no_step_error(budget, step, "rdp", merged(releases)), budget, sample_rate, "rdp", releases
+            )
         self._sample_rate = sample_rate
         self._filters: dict[ClientId, RdpFilter] = {}
         self._steps: Counter[ClientId] = Counter()

@@ -21,7 +21,7 @@ from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
 from alidpfl.privacy import GaussianRelease, Ledger, PrivacyBudget, noise_multiplier_for
 from alidpfl.runs.config import STATISTICS, STATISTICS_SETTINGS, Config, DataSection, ModelSection
-from alidpfl.runs.featured import Statistics, featured
+from alidpfl.runs.featured import Statistics, featured, map_for, statistics_bytes
 from alidpfl.runs.run_data import load_data, simulation_data
 
 # Settings of their own, or parts of the method: a configuration must not have un-noised signals sent, say.
@@ -101,7 +101,9 @@ def prepare(
     dataset = load_data(config, on_progress)
     data = simulation_data(config, dataset)
     shown, clients = _shown(config, dataset), _fingerprint(data)
+    exchanged = 0
     if config.has_statistics:
+        exchanged = len(data.clients) * statistics_bytes(map_for(config, dataset.input_shape))
         dataset, statistics = featured(config, dataset, data.clients, statistics, on_progress)
         data = simulation_data(config, dataset)
     is_seeded = config.run.randomness == "seeded"
@@ -116,6 +118,7 @@ def prepare(
         seed=config.run.seed if is_seeded else None,
         processes=config.run.processes,
         device=_device(config),
+        bytes_before=exchanged,
     )
     return Prepared(
         dataset=dataset,

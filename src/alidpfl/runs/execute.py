@@ -66,10 +66,21 @@ def _simulated(config: Config, directory: RunDirectory, listener: Listener) -> P
 
 
 def _released_before(config: Config, directory: RunDirectory) -> Statistics | None:
-    """The statistics of a run that goes on; None for one that begins, whatever a killed start left."""
-    if not config.has_statistics or not directory.config_path.exists():
+    """The statistics of a run that goes on; None for one that begins.
+
+    What a killed start left is not taken over: with seeded noise it is made again, the same. With secure noise it would
+    be a second release.
+    """
+    if not config.has_statistics:
         return None
     found = directory.statistics()
+    if not directory.config_path.exists():
+        if found is not None and config.run.randomness == "secure":
+            raise DataError(
+                f"{directory.path} holds statistics.safetensors of a start that was killed: they are released, and a "
+                "second release is not paid for; count that start's epsilon as spent, and begin in another folder"
+            )
+        return None
     if found is None:
         raise DataError(
             f"{directory.path} has lost statistics.safetensors, and a second release of them is not paid for; put the "

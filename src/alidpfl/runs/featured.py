@@ -16,6 +16,7 @@ from alidpfl.data.feature_cache import load_or_compute
 from alidpfl.dpsgd import RandomStream, noised_total
 from alidpfl.errors import ConfigError
 from alidpfl.features import FeatureMap, Standardiser
+from alidpfl.federation.planning import BYTES_PER_NUMBER
 from alidpfl.federation.process import steady_arithmetic
 from alidpfl.runs.config import Config
 from alidpfl.user_cache import user_cache
@@ -60,6 +61,12 @@ def featured(
         train=LabelledData(inputs=vectors, targets=dataset.train.targets),
         test=LabelledData(inputs=test, targets=dataset.test.targets),
     ), statistics
+
+
+def statistics_bytes(feature_map: FeatureMap) -> int:
+    """Traffic of one client: sums of features and of squared deviations up, their mean and then the scale down."""
+    features, scattering = sum(block.size for block in feature_map.blocks), feature_map.blocks[0]
+    return BYTES_PER_NUMBER * (features + scattering.size + features + int(scattering.low.sum()))
 
 
 def map_for(config: Config, input_shape: tuple[int, ...]) -> FeatureMap:

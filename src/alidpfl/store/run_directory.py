@@ -2,6 +2,7 @@
 
 config.toml             the full effective configuration; its presence makes the folder a run
 environment.json        versions, platform, seed
+statistics.safetensors  what was released before the first round, where the model needs it
 metrics.jsonl           one RoundRecord a line; a rerun or a resumed run writes the same bytes
 timings.jsonl           seconds of each round, apart because no two runs agree on them
 checkpoint.safetensors  tensors and state: one file, so that one rename replaces both
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LOCK, _MEMBERS, _STATISTICS = "lock", "members.json", "statistics.safetensors"
-_STATISTICS = "statistics.safetensors"
 
 
 @dataclass(frozen=True)
