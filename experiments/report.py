@@ -22,7 +22,7 @@ TUNING = """## Tuning
 
 Step size, clip norm, schedule and pixel range were searched on 10 % (MNIST) or 5 % (strokes) of the *training* set that
 no client held; the test set was not loaded into the search. One split and one seed (100), which is not used below, so
-differences of a point mean little. The tables `best-...` hold out 5,000 samples, with three seeds. To repeat:
+differences of a point mean little. To repeat:
 `python experiments/tune.py experiments/tuning/mnist.toml out.jsonl`.
 """
 

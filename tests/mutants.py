@@ -122,8 +122,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a cap on weights that does not cap",
         "src/alidpfl/federation/server.py",
-        "found[client] = min(cap, left * sizes[client] / total)",
-        "found[client] = left * sizes[client] / total",
+        "found[client] = min(cap, left * weights[client] / total)",
+        "found[client] = left * weights[client] / total",
         SERVER,
     ),
     Mutant(
