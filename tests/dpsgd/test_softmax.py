@@ -11,6 +11,7 @@ from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, is_softmax_regressio
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation.process import steady_arithmetic
 
+MARGIN = 1 - 4.9e-4  # by which it clips lower, for the rounding of its sums
 PATHS = {"torch": native.disabled, "native": contextlib.nullcontext}
 
 
@@ -38,7 +39,7 @@ def problem(samples=50, features=37, classes=10, seed=0):
 def test_equals_the_general_clipper(path, samples, features, classes, clip_norm):
     model, inputs, targets = problem(samples, features, classes)
     ours = SoftmaxClipper(model).clipped_sum(inputs, targets, clip_norm=clip_norm, seed=0)
-    theirs = PerSampleClipper(model).clipped_sum(inputs, targets, clip_norm=clip_norm, seed=0)
+    theirs = PerSampleClipper(model).clipped_sum(inputs, targets, clip_norm=clip_norm * MARGIN, seed=0)
     close = {"rtol": 2e-5, "atol": 2e-5, "check_dtype": False}
     torch.testing.assert_close(ours.gradients["weight"], theirs.gradients["weight"], **close)
     torch.testing.assert_close(ours.statistics.norms, theirs.statistics.norms, **close)
@@ -86,7 +87,7 @@ def test_clipping_is_not_just_small(path):
     """A sample above the clip norm contributes all of it."""
     model, inputs, targets = problem(samples=3, features=400)
     one = SoftmaxClipper(model).clipped_sum(inputs[:1], targets[:1], clip_norm=0.05, seed=0).gradients["weight"]
-    assert 0.05 * (1 - 1e-5) < float(one.norm()) <= 0.05
+    assert 0.05 * (1 - 6e-4) < float(one.norm()) <= 0.05
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
@@ -121,24 +122,32 @@ def test_no_sample_gives_zero(path):
     assert len(found.statistics.norms) == len(found.statistics.losses) == 0
 
 
-@pytest.mark.parametrize("samples", [1000, 12_800])
-def test_whoever_comes_or_goes_changes_one_groups_rounding(path, samples):
-    """Where groups were cut by position, one record more moved the sum by 1.024 C, and by more the more records."""
+def test_whoever_comes_or_goes_changes_one_groups_rounding(path):
+    """Where groups were cut by position, one record more moved the sum by 1.02 C, and by more the more records.
+
+    After 31 halves a float32 still takes the small ones, rounded up; after 32 it loses them.
+    """
+    model = nn.Linear(1, 2, bias=False)
+    nn.init.zeros_(model.weight)  # so that residuals are a half
+    pattern = torch.tensor([1.0] * 31 + [0.99 * 2**-19] * 32 + [1.0])  # one group
+    inputs = torch.cat([torch.ones(1), pattern.repeat(200)])[:, None]
+    targets, everybody = torch.zeros(len(inputs), dtype=torch.int64), torch.arange(len(inputs))
+    clipper, clip_norm = SoftmaxClipper(model), 0.7075  # so that none is clipped: the largest have a norm of 0.7071
+    with_first, without = (
+        clipper.clipped_sum(inputs, targets, clip_norm=clip_norm, seed=0, rows=some, places=some).gradients["weight"]
+        for some in (everybody, everybody[1:])
+    )
+    assert 0.707 < float((with_first - without).norm()) <= clip_norm
+
+
+def test_groups_are_added_in_double(path):
+    """In float32 three thousand small gradients would be lost beside a large one."""
     model = nn.Linear(1, 2, bias=False)
     nn.init.zeros_(model.weight)
-    pattern = torch.tensor([1.0] * 63 + [0.99 * 2**-18] * 64 + [1.0])
-    inputs = pattern.repeat(-(-samples // 128))[:samples, None]
-    targets, places = torch.zeros(samples, dtype=torch.int64), torch.arange(samples)
-    clipper, clip_norm = SoftmaxClipper(model), 0.5
-    sums = [
-        clipper.clipped_sum(inputs, targets, clip_norm=clip_norm, seed=0, rows=some, places=some).gradients["weight"]
-        for some in (places, places[1:])
-    ]
-    assert float((sums[0] - sums[1]).norm()) <= clip_norm * (1 + 1e-5)
-    true = inputs.double().sum() * 0.5
-    assert float(sums[0][1, 0]) == pytest.approx(
-        float(true) * 0.5**0.5, rel=1e-3
-    )  # the ones are clipped, to C / sqrt 2
+    inputs, targets = torch.full((3000, 1), 2e-8), torch.zeros(3000, dtype=torch.int64)
+    inputs[0] = 1.0
+    found = SoftmaxClipper(model).clipped_sum(inputs, targets, clip_norm=10.0, seed=0).gradients["weight"]
+    assert float(found[1, 0]) == pytest.approx(0.5 + 2999 * 1e-8, abs=64 * 1e-8)
 
 
 def test_one_record_more_moves_a_large_batch_by_at_most_the_clip_norm(path):
@@ -149,7 +158,7 @@ def test_one_record_more_moves_a_large_batch_by_at_most_the_clip_norm(path):
         rest = everybody[everybody != gone]
         without = clipper.clipped_sum(inputs, targets, clip_norm=0.05, seed=0, rows=rest).gradients["weight"]
         moved = float((whole - without).norm())
-        assert 0.049 < moved <= 0.05 * (1 + 1e-5)
+        assert 0.049 < moved <= 0.05
 
 
 def test_residuals_that_float32_cannot_square_count(path):

@@ -140,7 +140,7 @@ FEATURE_MUTANTS = (
         "squared_norms(residuals)",
         SOFTMAX_TESTS,
     ),
-    ("softmax: all in float32", SOFTMAX, "_PLACES_IN_A_GROUP = 128", "_PLACES_IN_A_GROUP = 10**9", SOFTMAX_TESTS),
+    ("softmax: all in float32", SOFTMAX, "places.div(size,", "places.div(10**9,", SOFTMAX_TESTS),
     (
         "softmax: groups by position in the batch",
         SOFTMAX,
@@ -148,7 +148,7 @@ FEATURE_MUTANTS = (
         "places = torch.arange(len(rows))",
         SOFTMAX_TESTS,
     ),
-    ("softmax: clipped at C itself", SOFTMAX, "clip_norm * SAFETY)", "clip_norm * (1 + 3e-6))", SOFTMAX_TESTS),
+    ("softmax: clipped at C itself", SOFTMAX, "clip_norm * _MARGIN)", "clip_norm * (1 + 3e-6))", SOFTMAX_TESTS),
     (
         "softmax: dropped samples stay in the product, PyTorch",
         SOFTMAX,
