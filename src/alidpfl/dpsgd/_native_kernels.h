@@ -162,14 +162,16 @@ TARGET void NAME(alidpfl_relu_pool_backward)(const pool_shape *s, const float *r
 DEFINE_SOFTMAX(8)
 DEFINE_SOFTMAX(1)
 
-/* Sum of squares, in double from a few terms on: a long float sum would lose digits of the norm. */
-INLINE double NAME(squared_norm)(int64_t features, const float *x) {
+/* Sum of squares, in double from a few terms on: a long float sum would lose digits of the norm. Samples lie anywhere in
+ * memory, so that the next one is called for while this one is read. */
+INLINE double NAME(squared_norm)(int64_t features, const float *x, const float *next) {
     NAME(doubles) sums = {0};
     int64_t j = 0;
     for (; j + 4 * LANES <= features; j += 4 * LANES) {
         NAME(vec) sum = {0};
         UNROLL for (int k = 0; k < 4; k++) {
             const NAME(vec) v = *(const NAME(vec) *)(x + j + k * LANES);
+            __builtin_prefetch(next + j + k * LANES);
             sum += v * v;
         }
         sums += __builtin_convertvector(sum, NAME(doubles));
@@ -195,7 +197,8 @@ TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x,
             const int64_t some = s->batch - n >= 8 ? 8 : 1;
             for (int64_t i = 0; i < some; i++) {
                 sample[i] = x + rows[n + i] * s->features + first;
-                squared[n + i] += NAME(squared_norm)(features, sample[i]);
+                const int64_t after = n + i + 1 < s->batch ? n + i + 1 : n + i;
+                squared[n + i] += NAME(squared_norm)(features, sample[i], x + rows[after] * s->features + first);
             }
             if (some == 8) NAME(scores_8)(features, s->width, sample, w, scores + n * s->width);
             else NAME(scores_1)(features, s->width, sample, w, scores + n * s->width);
