@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +42,27 @@ def test_sizes_are_those_of_the_prototype(shape, frequencies, sizes, low):
         assert block.low.dtype == torch.bool
     assert [int(block.low.sum()) for block in feature_map.blocks] == [low, *sizes[1:]]
     assert feature_map.blocks[0].grid == (81 * shape[0], (shape[1] // 4) ** 2)
+
+
+@pytest.mark.parametrize("positions", [2, 4])
+def test_positions_are_averaged(positions):
+    """The mean over images moved up and to the left by two pixels, mirrored where nothing is known."""
+    images = pixels(3)
+    wide = np.pad(images.numpy(), ((0, 0), (0, 0), (0, 2), (0, 2)), mode="reflect")
+    plain = FeatureMap(image_shape=(1, 16, 16), scattering_frequencies=3)
+    averaging = FeatureMap(image_shape=(1, 16, 16), scattering_frequencies=3, positions=positions)
+    assert plain.value_key != averaging.value_key
+    offsets = [(0, 0), (2, 2), (0, 2), (2, 0)][:positions]
+    moved = [plain.compute(torch.from_numpy(wide[..., y : 16 + y, x : 16 + x].copy())) for y, x in offsets]
+    for name, values in averaging.compute(images).items():
+        torch.testing.assert_close(values, sum(part[name] for part in moved) / positions, rtol=1e-5, atol=1e-6)
+        assert (values - moved[0][name]).norm() > 0.05 * values.norm()
+    assert averaging.blocks[0].size == plain.blocks[0].size
+
+
+def test_other_positions_are_refused():
+    with pytest.raises(ConfigError, match="positions=3 must be 1, 2 or 4"):
+        FeatureMap(image_shape=(1, 16, 16), scattering_frequencies=3, positions=3)
 
 
 def test_low_coordinates_are_low():

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.features.block import Block
@@ -20,6 +21,8 @@ VERSION = 1
 """Goes up with every change of the values beyond rounding: it is part of the cache's key."""
 
 _IMAGES_AT_A_TIME = 256
+_OFF = 2  # pixels: half of scattering's stride
+_OFFSETS = {1: ((0, 0),), 2: ((0, 0), (_OFF, _OFF)), 4: ((0, 0), (_OFF, _OFF), (0, _OFF), (_OFF, 0))}
 _MAX_BYTE = 255
 _IMAGE_AXES = 3
 
@@ -52,11 +55,19 @@ class FeatureMap:
     """The oriented filters are cut to this sum of row and column frequency."""
     sets_upright: bool = False
     """Whether each image is centred and sheared upright first: for digits and letters, bright on dark."""
+    positions: int = 1
+    """Over how many positions of the image, two pixels apart, its features are averaged: 1, 2 or 4.
+
+    Scattering is read at every fourth pixel, so that an image two pixels off has other features; their mean has less of
+    that. It takes as many times as long.
+    """
 
     def __post_init__(self) -> None:
         _check_shape(self.image_shape)
         for name in ("scattering_frequencies", "raw_frequencies", "oriented_frequencies"):
             checks.whole(name, getattr(self, name))
+        if self.positions not in _OFFSETS:
+            raise ConfigError(f"positions={self.positions!r} must be 1, 2 or 4")
 
     @property
     def flip_even(self) -> bool:
@@ -72,7 +83,7 @@ class FeatureMap:
     def value_key(self) -> str:
         """Equal for two maps exactly if they compute the same values: `low` is no part of it."""
         shape = "x".join(map(str, self.image_shape))
-        prepared = "-upright" if self.sets_upright else ""
+        prepared = ("-upright" if self.sets_upright else "") + (f"-at{self.positions}" if self.positions > 1 else "")
         return f"features-v{VERSION}-{shape}-raw{self.raw_frequencies}-oriented{self.oriented_frequencies}{prepared}"
 
     @torch.no_grad()
@@ -93,8 +104,9 @@ class FeatureMap:
             scaled = images[part].float() / _MAX_BYTE
             if self.sets_upright:
                 scaled = upright(scaled)
+            moved = [_moved(scaled, offset) for offset in _OFFSETS[self.positions]]
             for block in self.blocks:
-                features[block.name][part] = block.compute(scaled)
+                features[block.name][part] = sum(block.compute(images) for images in moved) / len(moved)
             if on_progress is not None:
                 on_progress(min(1.0, part.stop / len(images)))
         return features
@@ -120,6 +132,13 @@ def _blocks(feature_map: FeatureMap) -> tuple[Block, ...]:
         raw_block(channels, side, feature_map.raw_frequencies, flip_even=flip_even),
         oriented_block(channels, side, feature_map.oriented_frequencies, flip_even=flip_even),
     )
+
+
+def _moved(images: Tensor, offset: tuple[int, int]) -> Tensor:
+    """Up and to the left by so many pixels; what comes in is what was there, mirrored."""
+    down, right = offset
+    side = images.shape[-1]
+    return F.pad(images, (0, right, 0, down), mode="reflect")[..., down : down + side, right : right + side]
 
 
 def _check_shape(shape: object) -> None:

@@ -15,6 +15,7 @@ STATISTICS = 2
 STATISTICS_SETTINGS = (
     ("model", "frequencies"),
     ("model", "upright"),
+    ("model", "positions"),
     ("model", "deviation_clip"),
     ("privacy", "statistics_noise"),
 )
@@ -76,6 +77,9 @@ class ModelSection(_Section):
     )
     upright: bool = Field(
         False, description="`scatter_linear`: centre every image and shear it upright first; for handwriting."
+    )
+    positions: Literal[1, 2, 4] = Field(
+        1, description="`scatter_linear`: average features over so many positions of the image, two pixels apart."
     )
     deviation_clip: float = Field(
         0.05,

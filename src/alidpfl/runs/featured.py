@@ -77,7 +77,10 @@ def map_for(config: Config, input_shape: tuple[int, ...]) -> FeatureMap:
         )
     shape = (input_shape[0], input_shape[1], input_shape[2])
     return FeatureMap(
-        image_shape=shape, scattering_frequencies=config.model.frequencies, sets_upright=config.model.upright
+        image_shape=shape,
+        scattering_frequencies=config.model.frequencies,
+        sets_upright=config.model.upright,
+        positions=config.model.positions,
     )
 
 
