@@ -86,7 +86,7 @@ def test_whatever_is_wrong_with_a_setting_is_said_in_our_words(key):
     for value in _WRONG:
         with contextlib.suppress(ConfigError):
             found = getattr(getattr(parse_config({section: {name: value}}), section), name)
-            assert not isinstance(value, bool), f"{key}={value} was taken for a number"
+            assert isinstance(found, bool) == isinstance(value, bool), f"{key}={value} was taken for a number"
             assert type(found) in (type(value), float, int)
             continue
         with pytest.raises(ConfigError, match=re.escape(key)) as caught:

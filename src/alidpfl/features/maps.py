@@ -67,7 +67,7 @@ class FeatureMap:
         for name in ("scattering_frequencies", "raw_frequencies", "oriented_frequencies"):
             checks.whole(name, getattr(self, name))
         if self.positions not in _OFFSETS:
-            raise ConfigError(f"positions={self.positions!r} must be 1, 2 or 4")
+            raise ConfigError(f"positions={self.positions!r} must be 1, 2 or 4, such as 2")
 
     @property
     def flip_even(self) -> bool:

@@ -78,8 +78,11 @@ class ModelSection(_Section):
     upright: bool = Field(
         False, description="`scatter_linear`: centre every image and shear it upright first; for handwriting."
     )
-    positions: Literal[1, 2, 4] = Field(
-        1, description="`scatter_linear`: average features over so many positions of the image, two pixels apart."
+    positions: int = Field(
+        1,
+        ge=1,
+        le=4,
+        description="`scatter_linear`: average features over 1, 2 or 4 positions of the image, two pixels apart.",
     )
     deviation_clip: float = Field(
         0.05,
