@@ -169,9 +169,9 @@ def test_a_folder_that_somebody_works_in_is_left_alone(grid, tmp_path):
     with run.lock():
         (tmp_path / "run" / "environment.json").write_text("{}")
         with pytest.raises(ConfigError, match="is being written by"):
-            run_cell(settings, tmp_path / "run")
+            run_cell(settings, tmp_path / "run", tmp_path)
         assert (tmp_path / "run" / "environment.json").read_text() == "{}"
-    assert run_cell(settings, tmp_path / "run").rounds == 6  # left by a start that was killed
+    assert run_cell(settings, tmp_path / "run", tmp_path).rounds == 6  # left by a start that was killed
 
 
 def test_tables_in_every_format(ran):

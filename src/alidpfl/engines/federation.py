@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -50,6 +50,15 @@ class ClosableEngine(Engine, Protocol):
 
     def close(self) -> None:
         """Let go of them."""
+
+
+Around = Callable[[ClosableEngine], ClosableEngine]
+"""Puts something around an engine, such as a memory."""
+
+
+def as_it_is(engine: ClosableEngine) -> ClosableEngine:
+    """Nothing around it."""
+    return engine
 
 
 class Federation:
@@ -101,11 +110,13 @@ class Federation:
         processes: int | None = None,
         device: str = "cpu",
         bytes_before: int = 0,
+        around: Around = as_it_is,
     ) -> "Federation":
         """All clients on this machine. `seed` None: secure randomness; `bytes_before`: traffic before round one."""
+        engine = Simulation(model=model, method=method, data=data, seed=seed, processes=processes, device=device)
         return cls(
             model=model,
-            engine=Simulation(model=model, method=method, data=data, seed=seed, processes=processes, device=device),
+            engine=around(engine),
             sizes=[len(rows) for rows in data.clients],
             method=method,
             policy=policy,

@@ -23,7 +23,9 @@ SEARCH = "tuning"
 NAMES = ("small", "medium", "large", "heterogeneity", SEARCH)
 """The grids that ship: Tables I to IV, and the search for their settings."""
 
-_FREE = ("processes", "device", "evaluate_every")  # of [run]: no final accuracy depends on them
+# No final accuracy depends on these.
+_FREE = frozenset({"run.processes", "run.device", "run.evaluate_every", "data.data_dir"})
+_BUDGET, _POLICY = frozenset({"privacy.epsilon", "privacy.accountant"}), frozenset({"method.policy"})
 Settings = dict[str, Any]
 _Name = Annotated[str, Field(pattern="^[^,]+$")]  # they are chosen by lists
 
@@ -85,16 +87,29 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """Hash of all that the result depends on: the same run in two tables is run once."""
-        values = self.config.to_dict()
-        values["run"] = {name: value for name, value in values["run"].items() if name not in _FREE}
-        values["data"].pop("data_dir", None)
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:24]
+        """Hash of the settings that the result depends on: the same run in two tables is run once.
+
+        Of what the grid sets, not of the whole configuration: a setting that the program learns next month must not
+        make strangers of this month's results.
+        """
+        return self._hash_without(_FREE)
+
+    @cached_property
+    def kin(self) -> str:
+        """Cells with the same kin begin with the same rounds, or may: see shared_rounds.py.
+
+        A fixed τ goes on as it began, whatever budget ends it; other policies follow the budget, and may agree on it.
+        """
+        return self._hash_without(_BUDGET if self.config.policy == "fixed" else _POLICY)
 
     @property
     def label(self) -> str:
         """For people."""
         return f"{self.dataset}, {self.column}, {self.method}, {self.accountant}, seed {self.seed}"
+
+    def _hash_without(self, names: frozenset[str]) -> str:
+        values = {name: value for name, value in self.settings if name not in names}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def load_grid(name: str) -> Grid:

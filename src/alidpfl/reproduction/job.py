@@ -1,4 +1,4 @@
-"""`python -m alidpfl.reproduction.job DIRECTORY KEY=VALUE ...`: one cell, in a process of its own."""
+"""`python -m alidpfl.reproduction.job DIRECTORY ROUNDS KEY=VALUE ...`: one cell, in a process of its own."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ _EXIT_BAD_INPUT, _EXIT_STOPPED = 2, 3
 _PR_SET_PDEATHSIG = 1
 
 
-def main(directory: str, *settings: str) -> int:
+def main(directory: str, rounds: str, *settings: str) -> int:
     """The exit status: 0 where the run is complete."""
     # The parent decides when to stop: on Ctrl-C it tells each job, which then ends at once and is resumed next time.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -21,7 +21,7 @@ def main(directory: str, *settings: str) -> int:
     from alidpfl.types import StopReason
 
     try:
-        outcome = run_cell(settings, Path(directory))
+        outcome = run_cell(settings, Path(directory), Path(rounds))
     except AliDpflError as error:
         sys.stderr.write(f"{error}\n")
         return _EXIT_BAD_INPUT

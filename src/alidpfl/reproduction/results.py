@@ -70,25 +70,21 @@ class Results:
 
     def read_lines(self, path: Path) -> int:
         """Take in what another machine, or the repository, has; returns how many were new."""
-        if not path.exists():
-            return 0
-        known, added = self.keys(), 0
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            try:
-                result = _result(json.loads(line))
-            except (ValueError, TypeError, KeyError):
-                raise DataError(
-                    f"line {number} of {path} is not a result; restore the file or delete the line"
-                ) from None
-            if result.key not in known:
-                self.add(result)
-                added += 1
-        return added
+        known = self.keys()
+        new = [result for result in _lines(path) if result.key not in known]
+        for result in new:
+            self.add(result)
+        return len(new)
 
     def write_lines(self, path: Path, keys: set[str]) -> None:
-        """The results with these keys, in the order of their keys: small, and the same bytes every time."""
+        """The results with these keys, in the order of their keys: small, and the same bytes every time.
+
+        What the file holds already stays in it, whatever its key: a grid that was changed must not lose results.
+        """
+        self.read_lines(path)
+        kept = {result.key for result in _lines(path)}
         known = self.all()
-        found = [known[key] for key in sorted(keys & known.keys())]
+        found = [known[key] for key in sorted((keys | kept) & known.keys())]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, "".join(json.dumps(asdict(result)) + "\n" for result in found).encode())
 
@@ -100,6 +96,17 @@ class Results:
                 yield connection
         except (sqlite3.Error, OSError) as error:
             raise DataError(f"cannot use the results in {self.path}: {error}; move it away to begin anew") from None
+
+
+def _lines(path: Path) -> Iterator[Result]:
+    """Of a file of results; none where there is no file."""
+    if not path.exists():
+        return
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            yield _result(json.loads(line))
+        except (ValueError, TypeError, KeyError):
+            raise DataError(f"line {number} of {path} is not a result; restore the file or delete the line") from None
 
 
 def _result(values: dict[str, Any]) -> Result:

@@ -8,13 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from alidpfl._version import __version__
 from alidpfl.errors import ConfigError
 from alidpfl.reproduction.grid import Cell
 from alidpfl.reproduction.results import Result, Results
-from alidpfl.runs import Outcome, execute, load_config, resume
+from alidpfl.reproduction.shared_rounds import SharedRounds, rounds_folder
+from alidpfl.runs import Outcome, execute, load_config, resume, simulated
 from alidpfl.store import RunDirectory
 
 _POLL_SECONDS = 0.2
@@ -62,13 +64,13 @@ def reproduce(
     pending = _pending(cells, results)
     tally = Tally(total=len({cell.key for cell in cells}), stored=len({cell.key for cell in cells}) - len(pending))
     started = time.monotonic()
-    with _Jobs(work, processes=max(1, _cores() // jobs)) as running:
+    with rounds_folder(work) as rounds, _Jobs(work, rounds, processes=max(1, _cores() // jobs)) as running:
         while pending or running.cells:
             tally.seconds = time.monotonic() - started
             if limit is not None and tally.seconds >= limit:
                 break
             while pending and len(running.cells) < jobs:
-                running.start(pending.pop(0))
+                running.start(_taken(pending, running.cells))
             for cell, error in running.ended():
                 if error is None:
                     results.add(_collected(cell, work / cell.key))
@@ -81,20 +83,31 @@ def reproduce(
     return tally
 
 
-def run_cell(settings: Sequence[str], directory: Path) -> Outcome:
-    """In a job's own process: begin, or go on."""
+def run_cell(settings: Sequence[str], directory: Path, rounds: Path) -> Outcome:
+    """In a job's own process: begin, or go on. `rounds` holds what cells have in common."""
+    config = load_config(overrides=list(settings))
+    preparation = partial(simulated, around=lambda engine: SharedRounds(engine, config, rounds))
     if (directory / "config.toml").exists():
-        return resume(directory)
-    return execute(load_config(overrides=list(settings)), directory)
+        return resume(directory, preparation=preparation)
+    return execute(config, directory, preparation=preparation)
 
 
 def _pending(cells: Sequence[Cell], results: Results) -> list[Cell]:
+    """Cells without a result, kin after kin: what they have in common is forgotten when it is long ago."""
     done = results.keys()
     pending: dict[str, Cell] = {}
     for cell in cells:
         if cell.key not in done:
             pending.setdefault(cell.key, cell)
-    return list(pending.values())
+    order = {kin: place for place, kin in enumerate(dict.fromkeys(cell.kin for cell in pending.values()))}
+    return sorted(pending.values(), key=lambda cell: order[cell.kin])
+
+
+def _taken(pending: list[Cell], running: Sequence[Cell]) -> Cell:
+    """The first, if possible one whose kin are not at the same rounds at this very moment."""
+    busy = {cell.kin for cell in running}
+    place = next((place for place, cell in enumerate(pending) if cell.kin not in busy), 0)
+    return pending.pop(place)
 
 
 def _cores() -> int:
@@ -127,8 +140,8 @@ def _collected(cell: Cell, directory: Path) -> Result:
 class _Jobs:
     """Child processes, one a cell; leaving the context ends them."""
 
-    def __init__(self, work: Path, *, processes: int) -> None:
-        self._work, self._processes = work, processes
+    def __init__(self, work: Path, rounds: Path, *, processes: int) -> None:
+        self._work, self._rounds, self._processes = work, rounds, processes
         self._children: dict[str, tuple[Cell, subprocess.Popen[bytes]]] = {}
 
     def __enter__(self) -> "_Jobs":
@@ -154,7 +167,8 @@ class _Jobs:
         """In a process of its own: its memory goes with it."""
         settings = [f"{key}={json.dumps(value)}" for key, value in cell.settings]
         settings.append(f"run.processes={self._processes}")
-        command = [sys.executable, "-m", "alidpfl.reproduction.job", str(self._work / cell.key), *settings]
+        folders = (str(self._work / cell.key), str(self._rounds))
+        command = [sys.executable, "-m", "alidpfl.reproduction.job", *folders, *settings]
         with (self._work / f"{cell.key}.log").open("wb") as log:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603
         self._children[cell.key] = (cell, child)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from alidpfl.data import Dataset
 from alidpfl.data.partition import small_clients
-from alidpfl.engines.federation import Federation, ledger_for
+from alidpfl.engines.federation import Around, Federation, as_it_is, ledger_for
 from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError
 from alidpfl.federation.server import ServerSettings
@@ -92,8 +92,9 @@ def prepare(
     *,
     statistics: Statistics | None = None,
     on_progress: Callable[[str, float], None] | None = None,
+    around: Around = as_it_is,
 ) -> Prepared:
-    """Everything but the training of a simulated run.
+    """Everything but the training of a simulated run, with something `around` its engine.
 
     `statistics` are those that a run which goes on has released: a second release is not paid for.
     """
@@ -119,6 +120,7 @@ def prepare(
         processes=config.run.processes,
         device=_device(config),
         bytes_before=exchanged,
+        around=around,
     )
     return Prepared(
         dataset=dataset,

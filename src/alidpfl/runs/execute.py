@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from alidpfl.engines.federation import Around, as_it_is
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.runs.build import Prepared, digest, prepare
 from alidpfl.runs.config import Config
@@ -61,8 +62,10 @@ Preparation = Callable[[Config, RunDirectory, Listener], Prepared]
 """Puts a run together: on this machine, or over nodes elsewhere, whom the directory remembers."""
 
 
-def _simulated(config: Config, directory: RunDirectory, listener: Listener) -> Prepared:
-    return prepare(config, statistics=_released_before(config, directory), on_progress=listener.on_loading)
+def simulated(config: Config, directory: RunDirectory, listener: Listener, *, around: Around = as_it_is) -> Prepared:
+    """On this machine, with something `around` the engine."""
+    statistics = _released_before(config, directory)
+    return prepare(config, statistics=statistics, on_progress=listener.on_loading, around=around)
 
 
 def _released_before(config: Config, directory: RunDirectory) -> Statistics | None:
@@ -95,7 +98,7 @@ def execute(
     *,
     listener: Listener | None = None,
     tensorboard: bool = False,
-    preparation: Preparation = _simulated,
+    preparation: Preparation = simulated,
 ) -> Outcome:
     """A new run into the directory `out`, which must not hold one already."""
     listener = listener or Listener()
@@ -118,7 +121,7 @@ def resume(
     *,
     listener: Listener | None = None,
     tensorboard: bool = False,
-    preparation: Preparation = _simulated,
+    preparation: Preparation = simulated,
 ) -> Outcome:
     """Go on with a run that was killed or interrupted; of one that is done, only the outcome.
 
