@@ -3,11 +3,15 @@
 import statistics
 from pathlib import Path
 
+import adaptivity
 from stored import lines
 
 from alidpfl.planner import Wishes
 from alidpfl.planner.search import signal_to_noise
 from alidpfl.privacy import PrivacyBudget, SampledGaussian, epsilon, noise_multiplier_bound
+from alidpfl.reproduction import grid as grids
+from alidpfl.reproduction.results import Result, read_results
+from alidpfl.reproduction.tables import as_markdown, make_table
 
 ROOT = Path(__file__).parent.parent
 DATASETS = ("mnist", "fashion_mnist", "cifar10")
@@ -53,6 +57,30 @@ At equal (ε = 2, δ = 1e-5), and equal compute where the epochs are equal: is m
 computes it) more accuracy? On held-out training data, best of the step sizes tried, one seed (100); settings in
 experiments/planner.
 """
+
+
+TABLES = """## The paper's tables
+
+What has been run so far, by `alidpfl reproduce NAME`; `alidpfl tables NAME` prints the same.
+"""
+
+
+def tables() -> str:
+    """Every grid with a result, the data sets that have one, and whether adaptivity pays."""
+    every = [grids.load_grid(name) for name in grids.NAMES if name != grids.SEARCH]
+    parts, known = [TABLES], {}
+    for grid in every:
+        found = {result.key: result for result in read_results(ROOT / f"results/{grid.name}.jsonl")}
+        if shown := _run_so_far(grid, found):
+            parts.append(shown)
+        known |= found
+    return "\n".join([*parts, adaptivity.section(every, known)])
+
+
+def _run_so_far(grid: grids.Grid, known: dict[str, Result]) -> str:
+    every = list(grids.cells(grid, seeds=grids.MOST_SEEDS))
+    datasets = {cell.dataset for cell in every if cell.key in known}
+    return as_markdown(make_table(grid, [c for c in every if c.dataset in datasets], known)) if datasets else ""
 
 
 def beyond() -> str:
@@ -195,7 +223,9 @@ def report() -> str:
     notes = (ROOT / "experiments/notes.md").read_text()
     tried = (ROOT / "experiments/beyond.md").read_text()
     best = [HEAD, beyond(), tried]
-    return "\n".join([*best, FINAL, final(), POLICIES, *compared, notes, PLANNER, *planned, TUNING, *searched])
+    return "\n".join(
+        [*best, tables(), FINAL, final(), POLICIES, *compared, notes, PLANNER, *planned, TUNING, *searched]
+    )
 
 
 if __name__ == "__main__":

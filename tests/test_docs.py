@@ -95,7 +95,9 @@ def test_the_readme_quotes_the_recorded_result_of_the_default():
     spent = SampledGaussian(
         sample_rate=config.privacy.sample_rate, noise_multiplier=told["noise_multiplier"], steps=told["steps"]
     )
-    assert told["epsilon"] == epsilon([spent], told["delta"]) <= config.privacy.epsilon
+    again = epsilon([spent], told["delta"])  # other processors round the accountant's transforms differently
+    assert told["epsilon"] == pytest.approx(again, rel=1e-9)
+    assert again <= config.privacy.epsilon
     assert told["accuracy"] >= 90
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from alidpfl.data import load as load_dataset
     from alidpfl.policies import Decision, Policy, Situation
     from alidpfl.privacy import PrivacyBudget, epsilon, max_steps, noise_multiplier_for
-    from alidpfl.runs import execute, load_config, resume
+    from alidpfl.runs import execute, load_config, load_model, resume
     from alidpfl.store import RunDirectory
 
 _HOMES = {
@@ -25,6 +25,7 @@ _HOMES = {
     "federate": "alidpfl.api",
     "load_config": "alidpfl.runs",
     "load_dataset": "alidpfl.data",
+    "load_model": "alidpfl.runs",
     "max_steps": "alidpfl.privacy",
     "noise_multiplier_for": "alidpfl.privacy",
     "resume": "alidpfl.runs",
@@ -43,6 +44,7 @@ __all__ = [
     "federate",
     "load_config",
     "load_dataset",
+    "load_model",
     "max_steps",
     "noise_multiplier_for",
     "resume",

@@ -86,7 +86,7 @@ def tables(  # noqa: PLR0917 - they are options
 
     render = named("format", form, FORMATS)
     grid, cells, results = _opened(name, _chosen(datasets, methods, columns, accountants), seeds, store)
-    typer.echo(render(make_table(grid, cells, results)), nl=False)
+    typer.echo(render(make_table(grid, cells, results.all())), nl=False)
 
 
 def _chosen(datasets: str, methods: str, columns: str, accountants: str) -> dict[str, list[str]]:

@@ -248,4 +248,25 @@ FEATURE_MUTANTS = (
         "clamp(-_STEEPEST, _STEEPEST).neg()",
         "tests/features/test_upright.py",
     ),
+    (
+        "learned: an image is read with its neighbours",
+        f"{FEATURES}/learned.py",
+        "values, read = images - _GREY, []",
+        "values, read = images - images.mean(0), []",
+        "tests/features/test_learned.py",
+    ),
+    (
+        "learned: features of any length",
+        f"{FEATURES}/learned.py",
+        "return F.normalize(values.flatten(1), dim=1, eps=_SHORTEST) * _LENGTH",
+        "return values.flatten(1) * _LENGTH",
+        "tests/features/test_learned.py",
+    ),
+    (
+        "learned: other filters, the same features on disk",
+        f"{FEATURES}/maps.py",
+        'f"-learned{filters_digest()}"',
+        '"-learned"',
+        "tests/features/test_learned.py",
+    ),
 )

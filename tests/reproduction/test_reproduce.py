@@ -176,7 +176,7 @@ def test_a_folder_that_somebody_works_in_is_left_alone(grid, tmp_path):
 
 def test_tables_in_every_format(ran):
     grid, listed, results, _ = ran
-    table = make_table(grid, cells(grid, seeds=2), results)
+    table = make_table(grid, cells(grid, seeds=2), results.all())
     rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](table))))
     assert len(rows) == 4
     assert {row["n"] for row in rows if row["column"] == "many"} == {"0"}
@@ -195,7 +195,7 @@ def test_tables_in_every_format(ran):
 
 def test_ours_stands_beside_the_papers(store):
     grid = load_grid("small")
-    table = make_table(grid, cells(grid, datasets=["mnist"]), store)
+    table = make_table(grid, cells(grid, datasets=["mnist"]), store.all())
     markdown = FORMATS["markdown"](table)
     assert "not run, paper 97.58" in markdown
     assert "2308.10457" in markdown

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from alidpfl import RunDirectory, execute, resume
+from alidpfl import RunDirectory, execute, load_model, resume
 from alidpfl.data import held_out_rows
+from alidpfl.data.dataset import scaled_images
 from alidpfl.dpsgd import RandomStream, SoftmaxClipper, noised_total
 from alidpfl.errors import BudgetExceededError, ConfigError, DataError
 from alidpfl.features import vector_size
@@ -104,17 +105,14 @@ def test_the_account_is_opened_before_any_image_is_read(folder, monkeypatch):
         prepare(config)
 
 
-def test_the_model_holds_all_that_a_prediction_needs(folder, tmp_path):
-    execute(settings(folder), tmp_path / "run")
-    tensors, _ = RunDirectory.open(tmp_path / "run").read_model()
-    feature_map = map_for(settings(folder), SHAPE)
-    standardiser = featured.Standardiser(
-        feature_map=feature_map, mean=tensors["features.mean"], scale=tensors["features.scale"]
-    )
+@pytest.mark.parametrize("learned", [False, True])
+def test_the_model_holds_all_that_a_prediction_needs(folder, tmp_path, learned):
+    config = settings(folder, model__learned=learned)
+    outcome = execute(config, tmp_path / "run")
     x, y = images(90, 3)
-    scores = standardiser.vectors(feature_map.compute(torch.from_numpy(x))) @ tensors["weight"].t()
-    accuracy = 100 * float((scores.argmax(1).numpy() == y).mean())
-    assert accuracy == RunDirectory.open(tmp_path / "run").summary()["accuracy"]
+    with torch.no_grad():
+        scores = load_model(tmp_path / "run")(scaled_images(x, config.data.pixel_range))
+    assert 100 * float((scores.argmax(1).numpy() == y).mean()) == outcome.accuracy
 
 
 @pytest.mark.parametrize("randomness", ["seeded", "secure"])

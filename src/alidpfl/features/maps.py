@@ -1,4 +1,4 @@
-"""Fixed image features: three blocks that need no data, so that computing them costs no privacy."""
+"""Fixed image features: blocks that need no data, so that computing them costs no privacy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.features.block import Block
 from alidpfl.features.decorrelated import scattering_block
+from alidpfl.features.learned import filters_digest, learned_block
 from alidpfl.features.oriented import oriented_block
 from alidpfl.features.raw import raw_block
 from alidpfl.features.scattering import STRIDE
@@ -62,6 +63,9 @@ class FeatureMap:
     that. It takes as many times as long.
     """
 
+    learned: bool = False
+    """Whether there is a fourth block: filters learnt on made-up pictures."""
+
     def __post_init__(self) -> None:
         _check_shape(self.image_shape)
         for name in ("scattering_frequencies", "raw_frequencies", "oriented_frequencies"):
@@ -84,7 +88,9 @@ class FeatureMap:
         """Equal for two maps exactly if they compute the same values: `low` is no part of it."""
         shape = "x".join(map(str, self.image_shape))
         prepared = ("-upright" if self.sets_upright else "") + (f"-at{self.positions}" if self.positions > 1 else "")
-        return f"features-v{VERSION}-{shape}-raw{self.raw_frequencies}-oriented{self.oriented_frequencies}{prepared}"
+        learned = f"-learned{filters_digest()}" if self.learned else ""
+        cut = f"raw{self.raw_frequencies}-oriented{self.oriented_frequencies}"
+        return f"features-v{VERSION}-{shape}-{cut}{prepared}{learned}"
 
     @torch.no_grad()
     def compute(self, images: Tensor, on_progress: Callable[[float], None] | None = None) -> dict[str, Tensor]:
@@ -127,11 +133,12 @@ class FeatureMap:
 def _blocks(feature_map: FeatureMap) -> tuple[Block, ...]:
     channels, side, _ = feature_map.image_shape
     flip_even = feature_map.flip_even
-    return (
+    fixed = (
         scattering_block(channels, side, feature_map.scattering_frequencies, flip_even=flip_even),
         raw_block(channels, side, feature_map.raw_frequencies, flip_even=flip_even),
         oriented_block(channels, side, feature_map.oriented_frequencies, flip_even=flip_even),
     )
+    return (*fixed, learned_block(channels, flip_even=flip_even)) if feature_map.learned else fixed
 
 
 def _moved(images: Tensor, offset: tuple[int, int]) -> Tensor:

@@ -10,7 +10,9 @@ from torch import Tensor
 from alidpfl.errors import DataError
 from alidpfl.features.maps import FeatureMap
 
-_BLOCK_WEIGHTS = {"scattering": 0.5, "raw": 0.15, "oriented": 0.35}  # of a sample's squared length; they add up to one
+# Of a sample's squared length; they add up to one.
+_BLOCK_WEIGHTS = {"scattering": 0.5, "raw": 0.15, "oriented": 0.35}
+_WITH_LEARNED = {"scattering": 0.4, "raw": 0.1, "oriented": 0.25, "learned": 0.25}
 _CONSTANT = 0.1  # a last feature that is the same for all: the model's bias, small so that it costs little length
 _RANK = (
     2  # variances are nearly one factor for each path times one for each position: noise of the release averages out
@@ -66,12 +68,12 @@ class Standardiser:
         """(n, size) float32: every block centred and of fixed length, and the constant."""
         blocks = self.feature_map.blocks
         means = dict(zip((block.name for block in blocks), self.mean.split([b.size for b in blocks]), strict=True))
-        parts = []
+        weights, parts = _WITH_LEARNED if self.feature_map.learned else _BLOCK_WEIGHTS, []
         for block in blocks:
             centred = features[block.name] - means[block.name]
             if block is blocks[0]:
                 centred = centred[:, block.low] * self.scale
-            parts.append(centred * (math.sqrt(_BLOCK_WEIGHTS[block.name]) / _lengths(centred)))
+            parts.append(centred * (math.sqrt(weights[block.name]) / _lengths(centred)))
         count = len(parts[0])
         return torch.cat([*parts, torch.full((count, 1), _CONSTANT)], dim=1)
 

@@ -19,7 +19,7 @@ def grid_report(grid: Grid, results: Results) -> tuple[list[ResultTable], list[R
     if not listed:
         return [], []
     datasets = {cell.dataset for cell in listed}
-    table = make_table(grid, (cell for cell in every if cell.dataset in datasets), results)
+    table = make_table(grid, (cell for cell in every if cell.dataset in datasets), known)
     tables = [*_tables(table), *_best_fixed(table)]
     return tables, [*_fixed_charts(table), *_sequence_charts(grid, listed, known)]
 

@@ -71,7 +71,7 @@ class Results:
     def read_lines(self, path: Path) -> int:
         """Take in what another machine, or the repository, has; returns how many were new."""
         known = self.keys()
-        new = [result for result in _lines(path) if result.key not in known]
+        new = [result for result in read_results(path) if result.key not in known]
         for result in new:
             self.add(result)
         return len(new)
@@ -82,7 +82,7 @@ class Results:
         What the file holds already stays in it, whatever its key: a grid that was changed must not lose results.
         """
         self.read_lines(path)
-        kept = {result.key for result in _lines(path)}
+        kept = {result.key for result in read_results(path)}
         known = self.all()
         found = [known[key] for key in sorted((keys | kept) & known.keys())]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class Results:
             raise DataError(f"cannot use the results in {self.path}: {error}; move it away to begin anew") from None
 
 
-def _lines(path: Path) -> Iterator[Result]:
+def read_results(path: Path) -> Iterator[Result]:
     """Of a file of results; none where there is no file."""
     if not path.exists():
         return

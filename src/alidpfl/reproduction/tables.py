@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from alidpfl.reproduction.grid import Cell, Grid
 from alidpfl.reproduction.published import citation, published
-from alidpfl.reproduction.results import Result, Results
+from alidpfl.reproduction.results import Result
 
 _SYMBOLS = {"method.clip_norm": "C", "method.learning_rate": "η"}
 _UNCOVERED = "its rule reads un-noised signals, which ε does not cover"
@@ -65,9 +65,8 @@ class Table:
         )
 
 
-def make_table(grid: Grid, cells: Iterable[Cell], results: Results) -> Table:
-    """What is known so far."""
-    known = results.all()
+def make_table(grid: Grid, cells: Iterable[Cell], known: Mapping[str, Result]) -> Table:
+    """What is known so far, by the cells' keys."""
     found: dict[tuple[str, str, str, str], list[Result]] = {}
     for cell in cells:
         place = (cell.dataset, cell.method, cell.accountant, cell.column)

@@ -3,5 +3,6 @@
 from alidpfl.runs.config import Config
 from alidpfl.runs.config_file import load_config
 from alidpfl.runs.execute import Outcome, execute, resume, simulated
+from alidpfl.runs.trained import load_model
 
-__all__ = ["Config", "Outcome", "execute", "load_config", "resume", "simulated"]
+__all__ = ["Config", "Outcome", "execute", "load_config", "load_model", "resume", "simulated"]

@@ -50,6 +50,8 @@ class Prepared:
     """None where a deployment's server has none to look at."""
     federation: Federation
     noise_multiplier: float
+    task: tuple[tuple[int, ...], int]
+    """Shape of an input, as the data set has it, and number of classes."""
     clients: str
     """Fingerprint of who holds what: a run cannot go on with other data."""
     uncovered: tuple[str, ...]
@@ -101,7 +103,7 @@ def prepare(
     parts = make_parts(config)
     dataset = load_data(config, on_progress)
     data = simulation_data(config, dataset)
-    shown, clients = _shown(config, dataset), _fingerprint(data)
+    shown, clients, task = _shown(config, dataset), _fingerprint(data), (dataset.input_shape, dataset.num_classes)
     exchanged = 0
     if config.has_statistics:
         exchanged = len(data.clients) * statistics_bytes(map_for(config, dataset.input_shape))
@@ -126,6 +128,7 @@ def prepare(
         dataset=dataset,
         federation=federation,
         noise_multiplier=parts.noise_multiplier,
+        task=task,
         clients=clients,
         statistics=statistics or {},
         uncovered=(*shown, *uncovered_signals(parts.policy)),

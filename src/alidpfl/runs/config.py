@@ -16,6 +16,7 @@ STATISTICS_SETTINGS = (
     ("model", "frequencies"),
     ("model", "upright"),
     ("model", "positions"),
+    ("model", "learned"),
     ("model", "deviation_clip"),
     ("privacy", "statistics_noise"),
 )
@@ -83,6 +84,9 @@ class ModelSection(_Section):
         ge=1,
         le=4,
         description="`scatter_linear`: average features over 1, 2 or 4 positions of the image, two pixels apart.",
+    )
+    learned: bool = Field(
+        False, description="`scatter_linear`: also features of filters that were learnt on made-up pictures."
     )
     deviation_clip: float = Field(
         0.05,

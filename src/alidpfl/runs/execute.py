@@ -64,8 +64,12 @@ Preparation = Callable[[Config, RunDirectory, Listener], Prepared]
 
 def simulated(config: Config, directory: RunDirectory, listener: Listener, *, around: Around = as_it_is) -> Prepared:
     """On this machine, with something `around` the engine."""
-    statistics = _released_before(config, directory)
-    return prepare(config, statistics=statistics, on_progress=listener.on_loading, around=around)
+    return prepare(
+        config,
+        statistics=_released_before(config, directory),
+        on_progress=listener.on_loading,
+        around=around,
+    )
 
 
 def _released_before(config: Config, directory: RunDirectory) -> Statistics | None:
@@ -182,7 +186,7 @@ def _train(
     if outcome.stop_reason != StopReason.INTERRUPTED:
         released = {f"features.{name}": tensor for name, tensor in prepared.statistics.items()}
         parameters = {**prepared.federation.named_params(), **released}
-        directory.write_model(parameters, _metadata(config, outcome, prepared.records))
+        directory.write_model(parameters, _metadata(config, outcome, prepared))
         directory.write_summary(asdict(outcome))
     return outcome
 
@@ -256,13 +260,16 @@ def _outcome(config: Config, prepared: Prepared, directory: RunDirectory, last: 
     )
 
 
-def _metadata(config: Config, outcome: Outcome, records: str) -> dict[str, str]:
-    """The claim that travels with the model."""
+def _metadata(config: Config, outcome: Outcome, prepared: Prepared) -> dict[str, str]:
+    """The claim that travels with the model, and what the model is for."""
+    input_shape, num_classes = prepared.task
     covered = "yes" if outcome.covers_everything else f"NO: {'; '.join(outcome.uncovered)}"
     noise = "secure" if outcome.randomness == "secure" else "SEEDED: whoever knows the seed can subtract it"
     return {
         "model": config.model.name,
-        "data": records,
+        "input_shape": json.dumps(input_shape),
+        "num_classes": str(num_classes),
+        "data": prepared.records,
         # The budget is what holds whatever the outputs led to; a smaller value spent is chosen by them in part.
         "epsilon": repr(config.privacy.epsilon),
         "epsilon_spent": repr(outcome.epsilon),

@@ -81,6 +81,7 @@ def map_for(config: Config, input_shape: tuple[int, ...]) -> FeatureMap:
         scattering_frequencies=config.model.frequencies,
         sets_upright=config.model.upright,
         positions=config.model.positions,
+        learned=config.model.learned,
     )
 
 

@@ -70,6 +70,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         dataset=dataset,
         federation=federation,
         noise_multiplier=parts.noise_multiplier,
+        task=task,
         clients=_fingerprint(members),
         uncovered=uncovered_signals(parts.policy),
         warnings=(),

@@ -1,0 +1,66 @@
+"""Filters learnt from made-up pictures, leaves that fall on one another (experiments/pretrain.py): no data were used.
+
+Scattering compares pictures by their edges; these four layers were taught which of them are views of the same thing.
+They are constants of the program, as wavelets are: computing them costs no privacy.
+"""
+
+import hashlib
+from functools import lru_cache
+from importlib.resources import files
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+from torch.nn import functional as F
+
+from alidpfl.features.block import Block
+
+_STRIDES = (2, 2, 1, 2)
+_READ = (2, 3)  # layers whose outputs are features
+_CELLS = 2  # a side: what is above, below, left and right
+_COLOURS = 3
+_GREY = 0.5
+_LENGTH = 0.5  # of an image's features: statistics are released of all blocks joined, clipped to length one
+_SHORTEST = 1e-9
+
+
+def learned_block(channels: int, *, flip_even: bool) -> Block:
+    """Filters x (above, below), of the image and its mirror image alike; without `flip_even`, x (left, right) too."""
+    paths = sum(_layers()[number][1].shape[0] for number in _READ)
+    positions = _CELLS if flip_even else _CELLS**2
+
+    def compute(images: Tensor) -> Tensor:
+        coloured = images if channels == _COLOURS else images.mean(1, keepdim=True).expand(-1, _COLOURS, -1, -1)
+        values = _pooled(coloured)
+        if flip_even:
+            values = (values + _pooled(coloured.flip(-1))).mean(-1)
+        return F.normalize(values.flatten(1), dim=1, eps=_SHORTEST) * _LENGTH
+
+    every = torch.arange(paths * positions)
+    low = torch.ones(len(every), dtype=torch.bool)
+    return Block(name="learned", grid=(paths, positions), places=every, low=low, compute=compute)
+
+
+def filters_digest() -> str:
+    """Changes with the filters: features that are kept on disk belong to one set of them."""
+    return hashlib.sha256(_content()).hexdigest()[:8]
+
+
+def _pooled(images: Tensor) -> Tensor:
+    """(n, 3, s, s) in [0, 1] -> (n, filters, 2, 2)."""
+    values, read = images - _GREY, []
+    for number, (weight, bias) in enumerate(_layers()):
+        values = F.conv2d(values, weight, bias, stride=_STRIDES[number], padding=1).relu()
+        if number in _READ:
+            read.append(F.adaptive_avg_pool2d(values, _CELLS))
+    return torch.cat(read, 1)
+
+
+@lru_cache(maxsize=1)
+def _layers() -> tuple[tuple[Tensor, Tensor], ...]:
+    kept = load(_content())
+    return tuple((kept[f"{n}.weight"].float(), kept[f"{n}.bias"].float()) for n in range(len(_STRIDES)))
+
+
+def _content() -> bytes:
+    return (files("alidpfl.features") / "leaves.safetensors").read_bytes()

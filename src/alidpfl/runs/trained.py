@@ -1,0 +1,62 @@
+"""The model that a run left on disk, ready to be asked."""
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from alidpfl.data.dataset import PixelRange, image_bytes
+from alidpfl.errors import DataError
+from alidpfl.features import Standardiser
+from alidpfl.runs.build import build_model
+from alidpfl.runs.config import Config
+from alidpfl.runs.config_file import parse_config
+from alidpfl.runs.featured import map_for
+from alidpfl.store import RunDirectory
+
+_RELEASED = "features."
+
+
+def load_model(directory: str | Path) -> nn.Module:
+    """The trained model of a finished run, in evaluation mode: (n, *input_shape) in, (n, classes) scores out.
+
+    Inputs are those of the data set, as `load_dataset` gives them: images scaled to the run's `pixel_range`. The model
+    of `scatter_linear` computes their features itself.
+    """
+    run = RunDirectory.open(directory)
+    found = run.read_model()
+    if found is None:
+        raise DataError(f"{run.path} holds no model: the run has not ended; go on with alidpfl run --resume {run.path}")
+    tensors, metadata = found
+    config = parse_config(run.config())
+    try:
+        input_shape, num_classes = tuple(json.loads(metadata["input_shape"])), int(metadata["num_classes"])
+    except (KeyError, TypeError, ValueError):
+        raise DataError(
+            f"{run.model_path} does not say what its inputs are: it was written by an older alidpfl, or is not of a run"
+        ) from None
+    released = {name.removeprefix(_RELEASED): tensors.pop(name) for name in list(tensors) if name.startswith(_RELEASED)}
+    features = _Features(config, input_shape, released) if config.has_statistics else None
+    model = build_model(config, (features.size,) if features else input_shape, num_classes)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError:
+        raise DataError(f"{run.model_path} does not fit {run.path / 'config.toml'}: one was changed") from None
+    return (nn.Sequential(features, model) if features else model).eval()
+
+
+class _Features(nn.Module):
+    """From images to the vectors that `scatter_linear` learns from."""
+
+    def __init__(self, config: Config, input_shape: tuple[int, ...], released: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._map = map_for(config, input_shape)
+        self._standardiser = Standardiser(feature_map=self._map, mean=released["mean"], scale=released["scale"])
+        self._pixel_range: PixelRange = config.data.pixel_range
+        self.size = self._standardiser.size
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, channels, side, side) -> (n, size)."""
+        return self._standardiser.vectors(self._map.compute(image_bytes(images, self._pixel_range)))
