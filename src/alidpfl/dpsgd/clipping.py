@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.conv import can_defer
+from alidpfl.dpsgd.filling import filled, filled_size
 from alidpfl.dpsgd.gradients import Deferred, Storage, clip_factors, to_drop
 from alidpfl.dpsgd.guards import details_withheld, model_randomness
 from alidpfl.dpsgd.model_check import check_model, check_modes, trained_parameters
@@ -196,27 +197,32 @@ class PerSampleClipper:
         )
 
     def _microbatch(self, inputs: Tensor, targets: Tensor, clip_norm: float) -> ClippedSum:
-        recording = Recording(self._units, self._plan_storage(len(inputs)), len(inputs), self._device)
+        used = len(inputs)
+        size = max(used, min(filled_size(used), self._microbatch_size))
+        inputs, targets = filled(inputs, size), filled(targets, size)
+        recording = Recording(self._units, self._plan_storage(size), size, self._device)
         losses = recording.run(lambda: self._losses(inputs, targets))
         limit = clip_norm * SAFETY
         found = {name: g for name, g in recording.found.items() if not isinstance(g, Deferred)}
         deferred = {name: g for name, g in recording.found.items() if isinstance(g, Deferred)}
         recording.found.clear()
 
-        squared = torch.zeros(len(inputs), dtype=torch.float64, device=self._device)
+        squared = torch.zeros(size, dtype=torch.float64, device=self._device)
         for gradients in found.values():
             squared += gradients.squared_norms
         norms, sums = squared.sqrt(), {}
         for name, late in deferred.items():  # at most one
-            norms, sums[name] = late.clipped_sum(squared, limit)
+            norms, sums[name] = late.clipped_sum(filled(squared[:used], size, math.inf), limit)  # infinite: no part
+            norms[used:] = squared[used:].sqrt()
         factors, dropped = clip_factors(norms, limit).to(self._dtype), to_drop(norms)
+        factors[used:] = 0
         for name, parameter in self.parameters.items():
             if name in found:  # popped: its memory is free before the next layer's sum is made
                 sums[name] = found.pop(name).weighted_sum(factors, dropped)
             elif name not in sums:  # the layer does not reach the loss
                 sums[name] = torch.zeros_like(parameter, requires_grad=False)
         ordered = {name: sums[name] for name in self.parameters}
-        return ClippedSum(gradients=ordered, statistics=BatchStatistics(norms=norms, losses=losses))
+        return ClippedSum(gradients=ordered, statistics=BatchStatistics(norms=norms[:used], losses=losses[:used]))
 
     def _losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         if self._has_convolutions and inputs.dim() == 4:  # noqa: PLR2004

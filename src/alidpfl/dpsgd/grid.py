@@ -15,6 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from alidpfl.dpsgd.clipping import check_clip_norm
 from alidpfl.dpsgd.gradients import LARGEST_NORM
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.dpsgd.rounded_gaussian import DEVIATION, rounded_gaussian
@@ -22,7 +23,6 @@ from alidpfl.errors import ConfigError
 
 _LEAST_NOISE = 0.01  # below, squared norms of whole numbers would leave what float64 adds exactly
 _LEAST_CELLS = 8  # on an average coordinate of a vector of norm C: on fewer, rounding would eat much of it
-_MOST_RECORDS = 1 << 30  # so that sums, of at most 2^23 each, are exact in float64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class Grid:
     """σ; the release must have been charged before."""
 
     def __post_init__(self) -> None:
+        check_clip_norm(self.clip_norm)
         if not (self.noise_multiplier >= _LEAST_NOISE and math.isfinite(self.noise_multiplier)):
             raise ConfigError(
                 f"noise_multiplier={self.noise_multiplier} must be at least {_LEAST_NOISE:g} for noise on a grid; "
@@ -89,11 +90,9 @@ class Grid:
         """(size,) float32: the sum of all records' vectors, each (size,), with noise N(0, σ²C² I), on the grid."""
         check_stream(random)
         self.check_size(size)
-        total, count = torch.zeros(size, dtype=torch.float64), 0
+        total = torch.zeros(size, dtype=torch.int64)
         for vector in vectors:
-            count += 1
             if (whole := self.rounded(vector)) is not None:
-                total += whole
-        assert count < _MOST_RECORDS  # noqa: S101 - beyond, months of work
-        noised = total.long() + rounded_gaussian(size, random)
+                total += whole.long()
+        noised = total + rounded_gaussian(size, random)
         return (noised.double() * self.step).float()  # a function of the whole numbers: nothing to account for

@@ -59,7 +59,7 @@ def _magnitudes(words: NDArray[np.uint64], random: RandomStream) -> NDArray[np.i
 
 
 def _resolved(first_bits: int, random: RandomStream) -> int:
-    """The least k with U < F(k), where `first_bits` are the first 64 bits of U; draws more of them until it is clear."""
+    """The least k with U < F(k), where U begins with these 64 bits; draws as many more as it takes to tell."""
     drawn, bits = first_bits, _BITS
     while True:
         low, high = -1, DEVIATION  # the least k whose threshold is not below `drawn` is in (low, high]
@@ -122,6 +122,7 @@ def threshold(k: int, bits: int) -> int:
     """
     half_square = (2 * k + 1) ** 2  # a²/2 in units of 1/8s²
     guard = 3 * half_square // (16 * DEVIATION**2) + 64  # above a²/2 · log₂e
+    error = 1 << (guard - 16)
     while True:
         working = bits + guard
         term = (2 * k + 1) << (working - _LOG_DEVIATION - 1)  # a
@@ -131,7 +132,6 @@ def threshold(k: int, bits: int) -> int:
             n += 1
             term = (term * half_square >> (2 * _LOG_DEVIATION + 3)) // n
         value = total * _root_of_two_over_pi(working) >> working
-        error = 1 << (guard - 16)
         if (value - error) >> guard == (value + error) >> guard:
             return (value - error) >> guard
         guard += _BITS

@@ -115,12 +115,11 @@ def noised_sum(
     if not isinstance(clipper, PerSampleClipper | SoftmaxClipper | OneByOneClipper):
         raise ConfigError(f"pass PerSampleClipper(model), made once before training, not a {type(clipper).__name__}")
     check_stream(random)
+    seed = random.integer()
     if isinstance(clipper, OneByOneClipper):
-        samples = clipper.gradients(inputs, targets, seed=random.integer(), rows=rows, places=places)
+        samples = clipper.gradients(inputs, targets, seed=seed, rows=rows, places=places)
         return _noised_on_grid(clipper, samples, settings, random)
-    clipped = clipper.clipped_sum(
-        inputs, targets, clip_norm=settings.clip_norm, seed=random.integer(), rows=rows, places=places
-    )
+    clipped = clipper.clipped_sum(inputs, targets, clip_norm=settings.clip_norm, seed=seed, rows=rows, places=places)
     # Empty batch: still add noise, or the release reveals that it was empty.
     add_noise(clipped.gradients, settings.noise_scale, random)
     return StepResult(noised_sum=clipped.gradients, private=clipped.statistics)

@@ -107,6 +107,11 @@ class PrivacySection(_Section):
         examples=[100],
         description="R_c wished for: sets σ where that is left out; left out too: two steps a round.",
     )
+    noise: Literal["gaussian", "grid"] = Field(
+        "gaussian",
+        description="`grid` is exact to the last bit, and slower: sums of whole numbers, one record at a time, and "
+        "noise in whole numbers.",
+    )
     statistics_noise: float = Field(
         10.0, gt=0, description="`scatter_linear`: σ of each of the two releases that centre and scale its features."
     )
