@@ -19,8 +19,8 @@ GRID_MUTANTS = (
     (
         "grid: tails are cut off at the table's end",
         SAMPLER,
-        "unclear = (found == len(table)) | (above",
-        "unclear = (found < 0) & (above",
+        "found[place] = _resolved(int(words[place]), random)",
+        "found[place] = min(_resolved(int(words[place]), random), len(table) - 1)",
         SAMPLER_TESTS,
     ),
     (
@@ -99,6 +99,13 @@ GRID_MUTANTS = (
         "seed=policy.seed, noise=policy.noise)",
         "seed=policy.seed)",
         CUSTODY_TESTS,
+    ),
+    (
+        "a record's chance a little above the rate",
+        "src/alidpfl/dpsgd/sampling.py",
+        "chance = math.floor(sample_rate * 2.0**53) * 2.0**-53",
+        "chance = sample_rate",
+        "tests/dpsgd/test_randomness.py",
     ),
     (
         "filling: batches keep their size",

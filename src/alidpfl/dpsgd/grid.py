@@ -74,12 +74,13 @@ class Grid:
         numbers whose squares add up to less than 2^53 are added in float64 without rounding, and a sum that does not
         stay below it, adding what is not negative, ends above the limit.
         """
-        norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+        scaled = vector.to(torch.float64, copy=True)
+        norm = float(torch.linalg.vector_norm(scaled))
         if not norm <= LARGEST_NORM:  # also NaN
             return None
         limit = math.sqrt(self.largest_square)
         longest = limit - 2 - len(vector) / (16 * limit)  # rounding adds a twelfth to each square, give or take
-        scaled = vector.double() * min(1 / self.step, longest / norm if norm else math.inf)
+        scaled *= min(1 / self.step, longest / norm if norm else math.inf)
         for rounding in (torch.round, torch.trunc):
             whole = rounding(scaled)
             if float(whole @ whole) <= self.largest_square:
