@@ -78,7 +78,8 @@ def main() -> None:
                 (what, f"{num_params:,}", str(batch), f"{1e3 * ordinary:.1f}", f"{1e3 * grid:.1f}", f"{ratio:.1f}")
             )
             print(lines[-1], flush=True)
-    about = f"{listed(environment())}; processor time, medians of {turns} turns. The sampler's table, once: {table_seconds:.1f} s."
+    about = f"{listed(environment())}; processor time, medians of {turns} turns."
+    about += f" The sampler's table, once: {table_seconds:.1f} s."
     headings = ("model", "parameters", "batch", "ms, gaussian", "ms, grid", "grid / gaussian")
     write_section("grid", f"{about}\n\n{markdown(headings, lines)}")
 

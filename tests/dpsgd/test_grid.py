@@ -58,6 +58,18 @@ def test_a_part_is_the_clipped_vector_to_half_a_step():
     assert float((clipped - long.double() / long.double().norm()).abs().max()) <= grid.step
 
 
+def test_where_the_nearest_whole_numbers_are_too_long_it_rounds_toward_zero():
+    """All coordinates alike: to the nearest, all may go up, by half of the vector's length in all."""
+    grid = Grid(clip_norm=1.0, noise_multiplier=300.0)
+    toward_zero = 0
+    for size in range(2, 700):
+        whole = grid.rounded(torch.ones(size))
+        assert int(whole.square().sum()) <= grid.largest_square
+        longest = math.sqrt(grid.largest_square) - 2 - size / (16 * math.sqrt(grid.largest_square))
+        toward_zero += round(longest / math.sqrt(size)) > float(whole[0])
+    assert toward_zero > 20
+
+
 def test_neighbouring_sums_differ_by_the_record_and_order_does_not_matter(monkeypatch):
     no_noise(monkeypatch)
     grid, random = Grid(clip_norm=0.5, noise_multiplier=2.0), RandomStream.seeded(0)

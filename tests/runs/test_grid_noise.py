@@ -99,6 +99,12 @@ def test_what_the_grid_does_not_cover_is_refused(tmp_path):
         prepare_over_nodes(config(privacy__noise="grid"), options, None, None)
 
 
+def test_only_the_grid_is_written_down():
+    """A run from before there was a choice has no such key, and goes on."""
+    assert "noise" not in config().to_dict()["privacy"]
+    assert config(privacy__noise="grid").to_dict()["privacy"]["noise"] == "grid"
+
+
 def test_in_python(no_float_noise):
     clients = [(torch.randn(60, 4), torch.randint(2, (60,))) for _ in range(2)]
     privacy = alidpfl.Privacy(epsilon=2, delta=1e-3, sample_rate=0.2, noise_multiplier=2.0, noise="grid")

@@ -244,6 +244,8 @@ class Config(_Section):
         if not self.has_statistics:
             for section, key in STATISTICS_SETTINGS:
                 values[section].pop(key)
+        if self.privacy.noise == "gaussian":  # as it was before there was a choice: runs of that time keep their names
+            values["privacy"].pop("noise")
         if self.policy == "fixed":
             values["method"]["local_steps"] = self.local_steps
         return values
