@@ -10,7 +10,7 @@ SET_UP_BENCH := $(VENV)/.set-up-bench
 SET_UP_FLOWER := $(VENV)/.set-up-flower
 
 .PHONY: help run demo-flower test lint types contracts unit test-slow nightly mutants bench bench-round bench-accounting \
-	bench-features bench-softmax bench-flower docs format clean
+	bench-grid bench-features bench-softmax bench-flower docs format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -56,6 +56,10 @@ bench: $(SET_UP_BENCH) ## Measure step and round against plain SGD and the peers
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.round
 	$(BIN)/python -m benchmarks.accounting
+	$(BIN)/python -m benchmarks.grid
+
+bench-grid: $(SET_UP_BENCH) ## Measure only a step with noise on a grid
+	$(BIN)/python -m benchmarks.grid
 
 bench-round: $(SET_UP_BENCH) ## Measure only the federated round
 	$(BIN)/python -m benchmarks.round

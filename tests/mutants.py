@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.dpsgd.mutants import GRID_MUTANTS  # noqa: E402
 from tests.features.mutants import FEATURE_MUTANTS  # noqa: E402
 from tests.flower.mutants import FLOWER_MUTANTS  # noqa: E402
 from tests.vault.mutants import VAULT_MUTANTS  # noqa: E402
@@ -184,7 +185,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "dropout not seeded",
-        "src/alidpfl/dpsgd/clipping.py",
+        "src/alidpfl/dpsgd/guards.py",
         "torch.default_generator.manual_seed(seed)",
         "pass",
         CLIPPING,
@@ -220,8 +221,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the same dropout masks every step",
         "src/alidpfl/dpsgd/step.py",
-        "seed=random.integer()",
-        "seed=0 * random.integer()",
+        "seed = random.integer()",
+        "seed = 0 * random.integer()",
         STEP,
     ),
     Mutant(
@@ -269,15 +270,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "shuffled batches of a fixed size",
         "src/alidpfl/dpsgd/sampling.py",
-        "(random.uniform(num_records) < sample_rate).nonzero().squeeze(1)",
+        "(random.uniform(num_records) < chance).nonzero().squeeze(1)",
         "random.uniform(num_records).argsort()[: round(num_records * sample_rate)]",
         RANDOM,
     ),
     Mutant(
         "sampling at a higher rate",
         "src/alidpfl/dpsgd/sampling.py",
-        "random.uniform(num_records) < sample_rate",
-        "random.uniform(num_records) < 1.1 * sample_rate",
+        "random.uniform(num_records) < chance",
+        "random.uniform(num_records) < 1.1 * chance",
         RANDOM,
     ),
     Mutant(
@@ -469,7 +470,7 @@ MUTANTS: tuple[Mutant, ...] = (
 )
 
 
-MUTANTS += tuple(Mutant(*parts) for parts in (*VAULT_MUTANTS, *FLOWER_MUTANTS, *FEATURE_MUTANTS))
+MUTANTS += tuple(Mutant(*parts) for parts in (*VAULT_MUTANTS, *FLOWER_MUTANTS, *FEATURE_MUTANTS, *GRID_MUTANTS))
 
 
 def _copy(target: Path) -> None:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from alidpfl.inputs.lookup import named
 from alidpfl.methods import DEFAULT_POLICIES, Method, make_method
 from alidpfl.policies import Policy, make_policy
 from alidpfl.privacy import ACCOUNTANTS, PrivacyBudget, SampledGaussian
+from alidpfl.types import NoiseKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +36,14 @@ class Privacy:
     noise_multiplier: float
     """σ; `noise_multiplier_for` finds the least that pays for a number of steps."""
     accountant: str = "pld"
+    noise: NoiseKind = "gaussian"
+    """"grid": noise that is exact to the last bit, one record at a time: slower (docs/floating-point.md)."""
 
     def __post_init__(self) -> None:
         """Refuse at once what the accounts would refuse later."""
         SampledGaussian(sample_rate=self.sample_rate, noise_multiplier=self.noise_multiplier)
         named("accountant", self.accountant, dict.fromkeys(ACCOUNTANTS))
+        named("noise", self.noise, dict.fromkeys(get_args(NoiseKind)))
         _ = self.budget
 
     @property
@@ -118,6 +122,7 @@ def federate(
         seed=seed,
         processes=processes,
         device=device,
+        noise=privacy.noise,
     )
     if (weakness := privacy.budget.weakness(min(len(rows) for rows in data.clients))) is not None:
         warnings.warn(weakness, stacklevel=2)

@@ -63,6 +63,7 @@ def init(
     ] = Accounting.PLANNED,
     accountant: Annotated[str, typer.Option(help="Of planned accounting: pld, rdp or rdp-paper.")] = "pld",
     release: Annotated[Release, typer.Option(help="update: for pe_dpfl with variant output only.")] = Release.STEP,
+    noise: Annotated[str, typer.Option(help="gaussian, or grid: exact to the last bit, and slower.")] = "gaussian",
     model: Annotated[str, typer.Option(help="cnn, compact_cnn, linear or mlp.")] = "compact_cnn",
     hidden: Annotated[int, typer.Option(help="Width of mlp.")] = 128,
     num_classes: Annotated[int | None, typer.Option(help="Of your own file: public, so not taken from it.")] = None,
@@ -87,6 +88,7 @@ def init(
 
     values = {
         "anchor": str(anchor.absolute()) if anchor else None,
+        "noise": noise,
         "budget": {"epsilon": epsilon, "delta": delta},
         "accounting": {"kind": accounting.value, "accountant": accountant},
         "terms": {

@@ -14,6 +14,9 @@ ClientId: TypeAlias = int
 Release: TypeAlias = Literal["step", "update"]
 """What the noise goes on: every local step (DP-SGD), or the whole update of a round, once."""
 
+NoiseKind: TypeAlias = Literal["gaussian", "grid"]
+"""Floating-point Gaussian noise, or whole numbers on a grid: exact, and slower (docs/floating-point.md)."""
+
 Signal: TypeAlias = Literal["secants", "gradient_norm", "raw"]
 """What a client reports beside its weights. All but "raw" are post-processing of noised gradients."""
 

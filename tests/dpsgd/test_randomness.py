@@ -246,3 +246,15 @@ def test_a_bad_rate_is_named(rate):
 def test_a_negative_number_of_records_is_named():
     with pytest.raises(ConfigError, match="num_records=-1"):
         poisson_sample(-1, 0.5, RandomStream.seeded(0))
+
+
+def test_a_record_s_chance_is_never_above_the_rate():
+    """Coins are multiples of 2^-53, and 0.1 is none: the largest one below it must lose, or the chance exceeds 0.1."""
+    largest = math.floor(0.1 * 2**53) / 2**53
+    assert largest < 0.1
+
+    class Coins(RandomStream):
+        def uniform(self, count):
+            return torch.tensor([largest, largest - 2**-53], dtype=torch.float64)
+
+    assert poisson_sample(2, 0.1, Coins(bytes(32), secure=False)).tolist() == [1]

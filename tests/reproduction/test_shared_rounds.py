@@ -105,6 +105,7 @@ def test_policies_share_where_they_agree(tmp_path, policies):
         {"method__learning_rate": 0.2},
         {"privacy__noise_multiplier": 2.5},
         {"privacy__sample_rate": 0.11},
+        {"privacy__noise": "grid"},
         {"method__local_steps": 2},
     ],
 )

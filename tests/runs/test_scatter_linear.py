@@ -119,8 +119,9 @@ def test_the_model_holds_all_that_a_prediction_needs(folder, tmp_path, learned):
 def test_every_client_adds_noise_of_its_own_to_clipped_sums(folder, monkeypatch, randomness):
     calls = []
 
-    def watched(vectors, size, *, clip_norm, noise_multiplier, random):
+    def watched(vectors, size, *, clip_norm, noise_multiplier, random, noise):
         pieces = list(vectors)
+        assert noise == "gaussian"
         assert random.is_secure == (randomness == "secure")
         calls.append((sum(len(p) for p in pieces), clip_norm, noise_multiplier, random.normal(4).tolist()))
         return noised_total(pieces, size, clip_norm=clip_norm, noise_multiplier=noise_multiplier, random=random)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from alidpfl.dpsgd import RandomStream
 from alidpfl.engines.runner import Runner, SimulationData
+from alidpfl.errors import ConfigError
 from alidpfl.methods import make_method
 from alidpfl.models import make_model
 from alidpfl.types import ClientPlan
@@ -325,18 +327,20 @@ def test_noise_on_updates_is_charged_by_the_round_over_all_records(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "options"),
+    ("method", "options", "noise"),
     [
-        ("fedavg_dp", None),
-        ("ali_dpfl", None),
-        ("adap_dpfl", None),
-        ("pe_dpfl", None),
-        ("pe_dpfl", {"draws": 2, "regularisation": 0.3, "perturbation": 0.1}),
+        ("fedavg_dp", None, "gaussian"),
+        ("ali_dpfl", None, "gaussian"),
+        ("adap_dpfl", None, "gaussian"),
+        ("pe_dpfl", None, "gaussian"),
+        ("pe_dpfl", {"draws": 2, "regularisation": 0.3, "perturbation": 0.1}, "gaussian"),
+        ("ali_dpfl", None, "grid"),
+        ("pe_dpfl", None, "grid"),
     ],
 )
-def test_every_method_gives_what_a_simulation_gives(tmp_path, method, options):
+def test_every_method_gives_what_a_simulation_gives(tmp_path, method, options, noise):
     """With seeded noise, which the owner has to admit: the same code trains, from the same keys."""
-    folder = made_vault(tmp_path, unsafe=["seeded-noise"], seed=9)
+    folder = made_vault(tmp_path, unsafe=["seeded-noise"], seed=9, noise=noise)
     plan = ClientPlan(
         client=0,
         round=3,
@@ -356,9 +360,19 @@ def test_every_method_gives_what_a_simulation_gives(tmp_path, method, options):
         inputs=records.inputs, targets=records.targets, clients=[torch.arange(NUM_RECORDS)], evaluation={}
     )
     model = make_model("linear", (NUM_FEATURES,), NUM_CLASSES, hidden=1, seed=5)
-    simulated = Runner(model=model, method=built, data=data, seed=9).train(
+    simulated = Runner(model=model, method=built, data=data, seed=9, noise=noise).train(
         torch.from_numpy(flat(weights(0.1), shapes)), plan
     )
     assert flat(after, shapes).tobytes() == simulated.params.numpy().tobytes()
     assert (answer.secants, answer.gradient_norm) == (simulated.secants, simulated.gradient_norm)
     assert answer.unsafe == ["seeded-noise"]
+
+
+def test_noise_on_a_grid_is_the_owner_s_choice_and_what_it_does_not_cover_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(RandomStream, "normal", None)  # no floating-point noise is drawn
+    with opened(made_vault(tmp_path, noise="grid")) as vault:
+        assert decode_answer(vault.answer(body()))[0].steps == 2
+        assert refused(vault, body(round=1, noise_multiplier=2000.0)) is RefusalCode.POLICY
+        assert vault.ledger.book.account.units == 2  # the second was not charged
+    with pytest.raises(ConfigError, match="grid"):
+        made_vault(tmp_path, "other", noise="grid", terms__release="update")

@@ -15,6 +15,8 @@ Sample a batch (`poisson_sample`), clip every sample's gradient exactly (`PerSam
 """
 
 from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, Clipper, PerSampleClipper, cross_entropy
+from alidpfl.dpsgd.grid import Grid
+from alidpfl.dpsgd.one_by_one import OneByOneClipper
 from alidpfl.dpsgd.randomness import RandomStream
 from alidpfl.dpsgd.release import noised_total
 from alidpfl.dpsgd.sampling import poisson_sample
@@ -25,6 +27,8 @@ __all__ = [
     "BatchStatistics",
     "ClippedSum",
     "Clipper",
+    "Grid",
+    "OneByOneClipper",
     "PerSampleClipper",
     "RandomStream",
     "SoftmaxClipper",

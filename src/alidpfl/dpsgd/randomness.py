@@ -6,7 +6,7 @@ simulation can be repeated; whoever knows the seed can subtract the noise, so it
 Both give the same distribution from the same code.
 
 What is not covered: Gaussian samples are float32, and floating-point noise has gaps that an attacker who sees exact
-outputs may exploit (Mironov 2012).
+outputs may exploit (Mironov 2012). `rounded_gaussian` draws whole numbers instead, exactly: docs/floating-point.md.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from typing import NoReturn
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
 from torch import Tensor
 
 from alidpfl.dpsgd import native
@@ -89,6 +90,11 @@ class RandomStream:
         """A number in [0, 2^63): seeds torch's own generator for the randomness inside a model (dropout)."""
         with self._lock:
             return int(self._words(2).view(torch.int64).item()) & ((1 << 63) - 1)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Uniform 64-bit words, as the keystream gives them."""
+        with self._lock:
+            return self._words(2 * count).numpy().view(np.uint64).copy()
 
     def _words(self, count: int) -> Tensor:
         """The next 32-bit words of the keystream, in a buffer that the next call overwrites."""

@@ -7,14 +7,22 @@ from torch import Tensor
 
 from alidpfl.dpsgd.clipping import SAFETY, check_clip_norm
 from alidpfl.dpsgd.gradients import clip_factors, squared_norms, to_drop
+from alidpfl.dpsgd.grid import Grid
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.dpsgd.step import add_noise
 from alidpfl.errors import ConfigError
+from alidpfl.types import NoiseKind
 
 
 @torch.no_grad()
 def noised_total(
-    vectors: Iterable[Tensor], size: int, *, clip_norm: float, noise_multiplier: float, random: RandomStream
+    vectors: Iterable[Tensor],
+    size: int,
+    *,
+    clip_norm: float,
+    noise_multiplier: float,
+    random: RandomStream,
+    noise: NoiseKind = "gaussian",
 ) -> Tensor:
     """Σ of the vectors, each scaled to norm at most C, with noise N(0, σ²C² I): one `GaussianRelease` of σ.
 
@@ -24,6 +32,7 @@ def noised_total(
         clip_norm: C, what one record can move the sum by.
         noise_multiplier: σ; the release must have been charged before.
         random: of the noise.
+        noise: "grid" for exact noise on a `Grid`.
 
     >>> ones = [torch.ones(3, 2), torch.ones(1, 2)]
     >>> total = noised_total(ones, 2, clip_norm=1.0, noise_multiplier=10.0, random=RandomStream.secure())
@@ -34,6 +43,9 @@ def noised_total(
     check_stream(random)
     if not noise_multiplier > 0:
         raise ConfigError(f"noise_multiplier={noise_multiplier} must be greater than 0: nothing leaves without noise")
+    if noise == "grid":
+        records = (vector.clone() for piece in vectors for vector in piece)  # in memory that begins on a boundary
+        return Grid(clip_norm=clip_norm, noise_multiplier=noise_multiplier).noised_total(records, size, random)
     total = torch.zeros(size, dtype=torch.float64)
     for piece in vectors:
         norms = squared_norms(piece).sqrt()

@@ -1,5 +1,6 @@
 """Poisson sampling: every record joins a batch by its own coin."""
 
+import math
 from numbers import Real
 
 from torch import Tensor
@@ -25,4 +26,6 @@ def poisson_sample(num_records: int, sample_rate: float, random: RandomStream) -
         raise ConfigError(f"sample_rate={sample_rate} must be in (0, 1]; did you pass a batch size?")
     if num_records < 0:
         raise ConfigError(f"num_records={num_records} must not be negative")
-    return (random.uniform(num_records) < sample_rate).nonzero().squeeze(1)
+    # Coins are multiples of 2^-53: against q rounded down to one, a record's chance is never above q.
+    chance = math.floor(sample_rate * 2.0**53) * 2.0**-53
+    return (random.uniform(num_records) < chance).nonzero().squeeze(1)

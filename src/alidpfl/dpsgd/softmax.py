@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from alidpfl.dpsgd import native
 from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, check_clip_norm
+from alidpfl.dpsgd.filling import filled, filled_size
 from alidpfl.dpsgd.gradients import clip_factors, precise, squared_norms, to_drop
 from alidpfl.errors import ConfigError, DataError
 
@@ -94,7 +95,9 @@ _Piece = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]
 def _torch_piece(inputs: Tensor, weight: Tensor) -> _Piece:
     def clipped(rows: Tensor, places: Tensor, targets: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor]:
         x = inputs[rows]
-        residuals, losses = _residuals_and_losses((weight @ x.t()).t(), targets)  # this way round is twice as fast
+        every = filled(x, filled_size(len(x)))
+        scores = (weight @ every.t()).t()[: len(x)]  # this way round is twice as fast
+        residuals, losses = _residuals_and_losses(scores, targets)
         norms = _norms(residuals, squared_norms(x))
         residuals *= clip_factors(norms, limit).float()[:, None]
         if (dropped := to_drop(norms)) is not None:  # 0 x NaN is NaN: a factor alone would not remove them

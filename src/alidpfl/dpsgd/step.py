@@ -1,6 +1,7 @@
 """One DP-SGD iteration: clip, sum, add noise, divide by a public constant, step (Abadi et al. 2016)."""
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from numbers import Real
 
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from alidpfl.dpsgd.clipping import BatchStatistics, Clipper, PerSampleClipper
+from alidpfl.dpsgd.grid import Grid
+from alidpfl.dpsgd.one_by_one import OneByOneClipper, SampleGradient
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.dpsgd.softmax import SoftmaxClipper
 from alidpfl.errors import ConfigError
@@ -95,7 +98,7 @@ class StepResult:
 
 
 def noised_sum(
-    clipper: Clipper,
+    clipper: Clipper | OneByOneClipper,
     inputs: Tensor,
     targets: Tensor,
     settings: StepSettings,
@@ -107,17 +110,39 @@ def noised_sum(
     """The clipped gradient sum of a Poisson-sampled batch with noise N(0, σ²C² I) on it.
 
     The batch is all of `inputs` and `targets`, or where `rows` is given those of them; `places` are the samples' places
-    among their client's records.
+    among their client's records. With a OneByOneClipper everything is on a `Grid`.
     """
-    if not isinstance(clipper, PerSampleClipper | SoftmaxClipper):
+    if not isinstance(clipper, PerSampleClipper | SoftmaxClipper | OneByOneClipper):
         raise ConfigError(f"pass PerSampleClipper(model), made once before training, not a {type(clipper).__name__}")
     check_stream(random)
-    clipped = clipper.clipped_sum(
-        inputs, targets, clip_norm=settings.clip_norm, seed=random.integer(), rows=rows, places=places
-    )
+    seed = random.integer()
+    if isinstance(clipper, OneByOneClipper):
+        samples = clipper.gradients(inputs, targets, seed=seed, rows=rows, places=places)
+        return _noised_on_grid(clipper, samples, settings, random)
+    clipped = clipper.clipped_sum(inputs, targets, clip_norm=settings.clip_norm, seed=seed, rows=rows, places=places)
     # Empty batch: still add noise, or the release reveals that it was empty.
     add_noise(clipped.gradients, settings.noise_scale, random)
     return StepResult(noised_sum=clipped.gradients, private=clipped.statistics)
+
+
+def _noised_on_grid(
+    clipper: OneByOneClipper, samples: Iterable[SampleGradient], settings: StepSettings, random: RandomStream
+) -> StepResult:
+    norms, losses = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0)]
+
+    def vectors() -> Iterator[Tensor]:
+        for sample in samples:
+            norms.append(torch.linalg.vector_norm(sample.vector, dtype=torch.float64).view(1))
+            losses.append(sample.loss.view(1))
+            yield sample.vector
+
+    grid = Grid(clip_norm=settings.clip_norm, noise_multiplier=settings.noise_multiplier)
+    parameters = clipper.parameters
+    noised = grid.noised_total(vectors(), clipper.num_params, random).split([p.numel() for p in parameters.values()])
+    return StepResult(
+        noised_sum={name: part.view(p.shape) for (name, p), part in zip(parameters.items(), noised, strict=True)},
+        private=BatchStatistics(norms=torch.cat(norms), losses=torch.cat(losses)),
+    )
 
 
 def add_noise(gradients: dict[str, Tensor], scale: float, random: RandomStream) -> None:
@@ -149,7 +174,7 @@ def noise_grid(scale: float) -> float:
 
 @torch.no_grad()
 def dp_sgd_step(
-    clipper: Clipper,
+    clipper: Clipper | OneByOneClipper,
     inputs: Tensor,
     targets: Tensor,
     settings: StepSettings,

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from alidpfl.engines.runner import SimulationData
 from alidpfl.engines.simulation import Simulation
 from alidpfl.errors import ConfigError
+from alidpfl.federation.client import check_grid
 from alidpfl.federation.loop import Training
-from alidpfl.federation.params import flatten, load, trained
+from alidpfl.federation.params import flatten, load, num_params, trained
 from alidpfl.federation.process import steady_arithmetic
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Engine, Evaluation, FederationSettings, Part
 from alidpfl.methods import Method
 from alidpfl.policies import Policy
 from alidpfl.privacy import FilteredLedger, GaussianRelease, Ledger, PlannedLedger, PrivacyBudget
-from alidpfl.types import ClientId, ClientPlan, RoundRecord, StopReason
+from alidpfl.types import ClientId, ClientPlan, NoiseKind, RoundRecord, StopReason
 
 
 def ledger_for(
@@ -109,11 +110,17 @@ class Federation:
         seed: int | None = None,
         processes: int | None = None,
         device: str = "cpu",
+        noise: NoiseKind = "gaussian",
         bytes_before: int = 0,
         around: Around = as_it_is,
     ) -> "Federation":
         """All clients on this machine. `seed` None: secure randomness; `bytes_before`: traffic before round one."""
-        engine = Simulation(model=model, method=method, data=data, seed=seed, processes=processes, device=device)
+        if noise == "grid":
+            first = method.numbers(method.start(), 0)
+            check_grid(method.release, first.noise_multiplier, num_params(trained(model)))
+        engine = Simulation(
+            model=model, method=method, data=data, seed=seed, processes=processes, device=device, noise=noise
+        )
         return cls(
             model=model,
             engine=around(engine),

@@ -13,7 +13,7 @@ from alidpfl.federation.client import ClientData, LocalTrainer
 from alidpfl.federation.params import load, trained
 from alidpfl.federation.settings import Part
 from alidpfl.methods import Method
-from alidpfl.types import ClientPlan, ClientUpdate
+from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,17 @@ class Runner:
     """Trains and evaluates. The same in the parent and in a worker process, so that results do not depend on it."""
 
     def __init__(
-        self, *, model: nn.Module, method: Method, data: SimulationData, seed: int | None, device: str = "cpu"
+        self,
+        *,
+        model: nn.Module,
+        method: Method,
+        data: SimulationData,
+        seed: int | None,
+        device: str = "cpu",
+        noise: NoiseKind = "gaussian",
     ) -> None:
         """`seed` None: noise and batches from the operating system's entropy, unrepeatable."""
-        self._trainer = LocalTrainer(method.objective(copy.deepcopy(model).train()), device=device)
+        self._trainer = LocalTrainer(method.objective(copy.deepcopy(model).train()), device=device, noise=noise)
         self.model = copy.deepcopy(model).eval().to(device)
         self._parameters = trained(self.model)
         self._data, self._seed, self._device = data, seed, device

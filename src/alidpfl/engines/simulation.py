@@ -20,7 +20,7 @@ from alidpfl.errors import ConfigError
 from alidpfl.federation.process import steady_arithmetic
 from alidpfl.federation.settings import Evaluation, Part
 from alidpfl.methods import Method
-from alidpfl.types import ClientPlan, ClientUpdate
+from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind
 
 _EVALUATION_ROWS = 1000  # in one piece, whatever the number of processes, so that sums have one order
 
@@ -44,6 +44,7 @@ class Simulation:
         seed: int | None,
         processes: int | None = None,
         device: str = "cpu",
+        noise: NoiseKind = "gaussian",
     ) -> None:
         """Check model and method at once; worker processes start with the first round.
 
@@ -54,6 +55,7 @@ class Simulation:
             seed: of clients' batches and noise; None for the operating system's entropy (then nothing can be repeated).
             processes: None for one a core.
             device: "cpu" or "cuda"; the latter in this process only.
+            noise: "grid" for exact noise, one record at a time.
         """
         wanted = default_processes() if processes is None else processes
         if wanted < 1:
@@ -62,7 +64,7 @@ class Simulation:
             raise ConfigError(f"processes={processes} needs Linux, where processes can be forked; use 1")
         self._processes = 1 if device != "cpu" else wanted
         with steady_arithmetic():
-            self._runner = Runner(model=model, method=method, data=data, seed=seed, device=device)
+            self._runner = Runner(model=model, method=method, data=data, seed=seed, device=device, noise=noise)
             check_enrolment(self._runner.model, data)
         self._data = data
         self._pool: WorkerPool | None = None

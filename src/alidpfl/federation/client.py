@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from alidpfl.dpsgd import (
     Clipper,
+    Grid,
+    OneByOneClipper,
     PerSampleClipper,
     RandomStream,
     SoftmaxClipper,
@@ -21,13 +23,14 @@ from alidpfl.dpsgd import (
     is_softmax_regression,
     poisson_sample,
 )
-from alidpfl.errors import DataError
+from alidpfl.dpsgd.rounded_gaussian import thresholds
+from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation.params import flatten, load
 from alidpfl.federation.process import steady_arithmetic
 from alidpfl.federation.raw_signals import raw_signals
 from alidpfl.federation.secants import Noise, secant, squared_norm, total
 from alidpfl.methods.objective import Objective
-from alidpfl.types import ClientPlan, ClientUpdate, SecantSums
+from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, Release, SecantSums
 
 _NOT_PRIVATE = frozenset({"no-noise", "no-clipping"})
 
@@ -53,11 +56,13 @@ class ClientData:
 class LocalTrainer:
     """Trains one client after the other on one model in memory; holds nothing of a client between rounds."""
 
-    def __init__(self, objective: Objective, *, device: str = "cpu") -> None:
+    def __init__(self, objective: Objective, *, device: str = "cpu", noise: NoiseKind = "gaussian") -> None:
         """Take the objective's model over: its values are overwritten by every round's weights."""
         self._objective = objective
         self._device = device
-        self._clipper = _clipper_for(objective, device)
+        self._clipper = _clipper_for(objective, device, noise)
+        if noise == "grid":
+            thresholds()  # takes a second, once: before processes are forked and rounds are timed
 
     def rehearse(self, data: ClientData) -> None:
         """Have the clipper try the model now, on made-up samples, at its own weights instead of a server's.
@@ -65,12 +70,17 @@ class LocalTrainer:
         Weights from a hostile server can make the trial fail, such as weights of 3e38: after the round was charged.
         """
         with steady_arithmetic():
-            self._clipper.clipped_sum(data.inputs, data.targets, clip_norm=1.0, seed=0, rows=data.rows[:0])
+            if isinstance(self._clipper, OneByOneClipper):
+                self._clipper.rehearse(data.inputs, data.targets)
+            else:
+                self._clipper.clipped_sum(data.inputs, data.targets, clip_norm=1.0, seed=0, rows=data.rows[:0])
 
     def train(self, params: Tensor, data: ClientData, plan: ClientPlan, random: RandomStream) -> ClientUpdate:
         """Run the plan from the weights `params`. The plan must have been charged before."""
         if len(data) == 0:
             raise DataError(f"client {plan.client} has no records; leave it out, or set min_samples")
+        if isinstance(self._clipper, OneByOneClipper):
+            check_grid(plan.release, plan.noise_multiplier, len(params))
         with steady_arithmetic():
             return self._trained(params, data, plan, random)
 
@@ -107,8 +117,20 @@ class LocalTrainer:
         return result.noised_sum
 
 
-def _clipper_for(objective: Objective, device: str) -> Clipper:
+def check_grid(release: Release, noise_multiplier: float, num_params: int) -> None:
+    """Refuse what noise on a grid does not cover; from public numbers, so that it can be asked before any charge."""
+    if release != "step":
+        raise ConfigError(
+            'noise="grid" goes on steps, and this method puts its noise on the update: use variant="dpsgd" of pe_dpfl, '
+            'or noise="gaussian"'
+        )
+    Grid(clip_norm=1.0, noise_multiplier=noise_multiplier).check_size(num_params)
+
+
+def _clipper_for(objective: Objective, device: str, noise: NoiseKind) -> Clipper | OneByOneClipper:
     model = objective.model.to(device)
+    if noise == "grid":
+        return OneByOneClipper(model, loss=objective.loss)
     if objective.loss is cross_entropy and is_softmax_regression(model):
         assert isinstance(model, nn.Linear)  # noqa: S101 - for the type checker
         return SoftmaxClipper(model)

@@ -116,6 +116,7 @@ def _what_plans_do_not_tell(config: Config) -> dict[str, object]:
         "model": values["model"],
         "method": [config.method.name, config.method.options],
         "seed": config.run.seed,
+        "noise": config.privacy.noise,
         "evaluate_on": config.run.evaluate_on,
     }
 

@@ -121,6 +121,7 @@ def prepare(
         seed=config.run.seed if is_seeded else None,
         processes=config.run.processes,
         device=_device(config),
+        noise=config.privacy.noise,
         bytes_before=exchanged,
         around=around,
     )

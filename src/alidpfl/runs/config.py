@@ -111,6 +111,11 @@ class PrivacySection(_Section):
         examples=[100],
         description="R_c wished for: sets σ where that is left out; left out too: two steps a round.",
     )
+    noise: Literal["gaussian", "grid"] = Field(
+        "gaussian",
+        description="`grid` is exact to the last bit, and slower: sums of whole numbers, one record at a time, and "
+        "noise in whole numbers.",
+    )
     statistics_noise: float = Field(
         10.0, gt=0, description="`scatter_linear`: σ of each of the two releases that centre and scale its features."
     )
@@ -243,6 +248,8 @@ class Config(_Section):
         if not self.has_statistics:
             for section, key in STATISTICS_SETTINGS:
                 values[section].pop(key)
+        if self.privacy.noise == "gaussian":  # as it was before there was a choice: runs of that time keep their names
+            values["privacy"].pop("noise")
         if self.policy == "fixed":
             values["method"]["local_steps"] = self.local_steps
         return values

@@ -6,6 +6,7 @@ The statistics are released by every client, with noise of its own, before the f
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -96,20 +97,21 @@ def _released(
     config: Config, feature_map: FeatureMap, features: Mapping[str, Tensor], clients: Sequence[Tensor]
 ) -> Statistics:
     """Two rounds of the clients with the server: the noised mean, and around it the noised variances."""
-    noise, clip = config.privacy.statistics_noise, config.model.deviation_clip
+    clip, privacy = config.model.deviation_clip, config.privacy
+    released = partial(noised_total, noise_multiplier=privacy.statistics_noise, noise=privacy.noise)
     blocks = [features[block.name] for block in feature_map.blocks]
     count = sum(len(rows) for rows in clients)
     total = torch.zeros(sum(block.shape[1] for block in blocks))
     for client, rows in enumerate(clients):
         joined = (torch.cat([block[some] for block in blocks], dim=1) for some in rows.split(_ROWS_AT_A_TIME))
         random = _random(config, 0, client)
-        total += noised_total(joined, len(total), clip_norm=1.0, noise_multiplier=noise, random=random)
+        total += released(joined, len(total), clip_norm=1.0, random=random)
     mean, scattering = total / count, blocks[0]
     centre, squares = mean[: scattering.shape[1]], torch.zeros(scattering.shape[1])
     for client, rows in enumerate(clients):
         deviations = _squared_deviations(scattering, rows, centre)
         random = _random(config, 1, client)
-        squares += noised_total(deviations, len(squares), clip_norm=clip, noise_multiplier=noise, random=random)
+        squares += released(deviations, len(squares), clip_norm=clip, random=random)
     standardiser = Standardiser.from_statistics(feature_map, mean=mean, variance=squares / count)
     return {"mean": standardiser.mean, "scale": standardiser.scale}
 

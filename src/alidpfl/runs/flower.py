@@ -213,6 +213,11 @@ def _refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Me
             f'model.name="{config.model.name}" needs statistics that vaults do not release: choose another model, or '
             "run it with `alidpfl run`"
         )
+    if config.privacy.noise != "gaussian":
+        raise ConfigError(
+            f'privacy.noise="{config.privacy.noise}" is for `alidpfl run`; over nodes it is each owner\'s choice: '
+            f'noise = "{config.privacy.noise}" in the policy.toml of the vaults'
+        )
     for key in ("dropout_rate", "straggler_rate"):
         if getattr(config.federation, key):
             raise ConfigError(f"federation.{key} is for simulated failures; over nodes they come by themselves: set 0")

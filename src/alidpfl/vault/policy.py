@@ -90,6 +90,8 @@ class Policy(_Section):
     unsafe: list[Literal["unaccounted-signals", "seeded-noise"]] = Field(
         default_factory=list, examples=[["unaccounted-signals"]]
     )
+    noise: Literal["gaussian", "grid"] = "gaussian"
+    """"grid": exact to the last bit, and slower (docs/floating-point.md). It costs no more, so it may change."""
     seed: int | None = Field(None, ge=0, examples=[7])
     """Of the noise, with unsafe = ["seeded-noise"] only."""
     budget: BudgetSection
@@ -105,6 +107,12 @@ class Policy(_Section):
             raise ValueError(
                 f'seed and unsafe = ["{SEEDED_NOISE}"] come together: whoever knows it subtracts the noise'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _grid_covers_the_release(self) -> "Policy":
+        if self.noise == "grid" and self.terms.release != "step":
+            raise ValueError('noise = "grid" goes on steps: set terms.release = "step", or noise = "gaussian"')
         return self
 
     @property

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from alidpfl.dpsgd import RandomStream
 from alidpfl.errors import DataError
-from alidpfl.federation.client import ClientData, LocalTrainer
+from alidpfl.federation.client import ClientData, LocalTrainer, check_grid
+from alidpfl.federation.params import num_params, trained
 from alidpfl.methods import make_method
 from alidpfl.models import make_model
-from alidpfl.types import ClientPlan
+from alidpfl.types import ClientPlan, NoiseKind
 from alidpfl.vault.custody import Job
 from alidpfl.vault.enrolment import Enrolment
 from alidpfl.vault.messages import RoundRequest
@@ -29,9 +30,11 @@ _LOSSES_KEPT = 2  # one copy of the model each
 class RecordTrainer:
     """Trains on the owner's records."""
 
-    def __init__(self, model: nn.Module, inputs: Tensor, targets: Tensor, *, seed: int | None) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, *, seed: int | None, noise: NoiseKind = "gaussian"
+    ) -> None:
         """`seed` None, but in comparisons with a simulation: fresh entropy for every round, kept nowhere."""
-        self._model, self._seed = model, seed
+        self._model, self._seed, self._noise = model, seed, noise
         self._data = ClientData(inputs=inputs, targets=targets, rows=torch.arange(len(targets)))
         self._trainers: OrderedDict[str, LocalTrainer] = OrderedDict()
 
@@ -41,9 +44,11 @@ class RecordTrainer:
         method = make_method(request.method, clip_norm=1.0, noise_multiplier=1.0, **options)
         if method.release != request.release:  # what is charged must be what is done
             raise refusal(RefusalCode.POLICY, f"{request.method} does not put its noise on the {request.release}")
+        if self._noise == "grid":
+            check_grid(request.release, request.noise_multiplier, num_params(trained(self._model)))
         key = "plain" if request.method != "pe_dpfl" else str(sorted(options.items()))
         if key not in self._trainers:
-            trainer = LocalTrainer(method.objective(copy.deepcopy(self._model).train()))
+            trainer = LocalTrainer(method.objective(copy.deepcopy(self._model).train()), noise=self._noise)
             trainer.rehearse(self._data)
             self._trainers[key] = trainer
         self._trainers.move_to_end(key)
@@ -76,4 +81,4 @@ def load_trainer(enrolment: Enrolment, policy: Policy) -> RecordTrainer:
         )
     shape, model = tuple(enrolment.input_shape), policy.model
     built = make_model(model.name, shape, num_classes, hidden=model.hidden, seed=0)
-    return RecordTrainer(built, records.inputs, records.targets, seed=policy.seed)
+    return RecordTrainer(built, records.inputs, records.targets, seed=policy.seed, noise=policy.noise)

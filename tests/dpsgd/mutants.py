@@ -1,0 +1,131 @@
+"""Bugs in noise on a grid, and in what keeps a sample's gradient its own; `tests/mutants.py` runs them."""
+
+SAMPLER, GRID, ONE_BY_ONE, FILLING = (
+    f"src/alidpfl/dpsgd/{name}.py" for name in ("rounded_gaussian", "grid", "one_by_one", "filling")
+)
+SAMPLER_TESTS, GRID_TESTS, FILLING_TESTS = (
+    f"tests/dpsgd/test_{name}.py" for name in ("rounded_gaussian", "grid", "filling")
+)
+RUN_TESTS, CUSTODY_TESTS = "tests/runs/test_grid_noise.py", "tests/vault/test_custody.py"
+
+GRID_MUTANTS = (
+    (
+        "grid: 64 bits decide where they cannot tell",
+        SAMPLER,
+        "for place in np.flatnonzero(unclear):",
+        "for place in np.flatnonzero(unclear[:0]):",
+        SAMPLER_TESTS,
+    ),
+    (
+        "grid: tails are cut off at the table's end",
+        SAMPLER,
+        "found[place] = _resolved(int(words[place]), random)",
+        "found[place] = min(_resolved(int(words[place]), random), len(table) - 1)",
+        SAMPLER_TESTS,
+    ),
+    (
+        "grid: densities in place of probabilities",
+        SAMPLER,
+        "u, v, w = square / 6, square**2 / 120, square**3 / 5040",
+        "u, v, w = square * 0, square * 0, square * 0",
+        SAMPLER_TESTS,
+    ),
+    (
+        "grid: zero is counted twice, once for each sign",
+        SAMPLER,
+        "total += 2 * probability if k else probability",
+        "total += 2 * probability",
+        SAMPLER_TESTS,
+    ),
+    (
+        "grid: all noise has one sign",
+        SAMPLER,
+        "1 - 2 * bits, out=part)",
+        "1 - 0 * bits, out=part)",
+        SAMPLER_TESTS,
+    ),
+    (
+        "grid: nearest whole numbers, however long",
+        GRID,
+        "if float(whole @ whole) <= self.largest_square:",
+        "if float(whole @ whole) <= 1.01 * self.largest_square:",
+        GRID_TESTS,
+    ),
+    (
+        "grid: the bound is rounded up",
+        GRID,
+        "return int((DEVIATION / Fraction(self.noise_multiplier)) ** 2)",
+        "return int((DEVIATION / Fraction(self.noise_multiplier)) ** 2) + 300",
+        GRID_TESTS,
+    ),
+    (
+        "grid: gradients are not rounded",
+        GRID,
+        "for rounding in (torch.round, torch.trunc):",
+        "for rounding in (torch.clone, torch.clone):",
+        GRID_TESTS,
+    ),
+    (
+        "grid: no noise on an empty batch",
+        GRID,
+        "noised = total + rounded_gaussian(size, random)",
+        "noised = total + (rounded_gaussian(size, random) if bool(total.any()) else 0)",
+        GRID_TESTS,
+    ),
+    (
+        "grid: a sample's dropout depends on who else was drawn",
+        ONE_BY_ONE,
+        "torch.default_generator.manual_seed((seed + place) % _SEEDS)",
+        "pass",
+        GRID_TESTS,
+    ),
+    (
+        "grid: clients draw floating-point noise all the same",
+        "src/alidpfl/federation/client.py",
+        '    if noise == "grid":\n        return OneByOneClipper',
+        '    if noise == "grit":\n        return OneByOneClipper',
+        RUN_TESTS,
+    ),
+    (
+        "grid: statistics keep floating-point noise",
+        "src/alidpfl/runs/featured.py",
+        "noise_multiplier=privacy.statistics_noise, noise=privacy.noise)",
+        "noise_multiplier=privacy.statistics_noise)",
+        RUN_TESTS,
+    ),
+    (
+        "grid: a vault does not heed its owner",
+        "src/alidpfl/vault/training.py",
+        "seed=policy.seed, noise=policy.noise)",
+        "seed=policy.seed)",
+        CUSTODY_TESTS,
+    ),
+    (
+        "a record's chance a little above the rate",
+        "src/alidpfl/dpsgd/sampling.py",
+        "chance = math.floor(sample_rate * 2.0**53) * 2.0**-53",
+        "chance = sample_rate",
+        "tests/dpsgd/test_randomness.py",
+    ),
+    (
+        "filling: batches keep their size",
+        FILLING,
+        "_LEAST, _MULTIPLE = 16, 8",
+        "_LEAST, _MULTIPLE = 1, 1",
+        FILLING_TESTS,
+    ),
+    (
+        "filling: what fills a batch is added too",
+        "src/alidpfl/dpsgd/clipping.py",
+        "        factors[used:] = 0\n",
+        "",
+        "tests/dpsgd/test_clipping.py",
+    ),
+    (
+        "filling: a deferred layer adds what fills the batch",
+        "src/alidpfl/dpsgd/clipping.py",
+        "late.clipped_sum(filled(squared[:used], size, math.inf), limit)",
+        "late.clipped_sum(squared, limit)",
+        "tests/dpsgd/test_clipping.py",
+    ),
+)
