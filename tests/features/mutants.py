@@ -251,8 +251,8 @@ FEATURE_MUTANTS = (
     (
         "learned: an image is read with its neighbours",
         f"{FEATURES}/learned.py",
-        "values, read = images - _GREY, []",
-        "values, read = images - images.mean(0), []",
+        "values, read = (images - _GREY)",
+        "values, read = (images - images.mean(0))",
         "tests/features/test_learned.py",
     ),
     (
