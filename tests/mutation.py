@@ -96,7 +96,7 @@ def killer(mutant: Mutant) -> str | None:
         _copy(Path(folder))
         _mutate(mutant, Path(folder))
         done = _pytest(Path(folder), mutant.tests.split(), "-x")
-    found = re.search(r"^FAILED (\S+)", done.stdout, re.MULTILINE)  # an ERROR is no test that noticed anything
+    found = re.search(r"^FAILED (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)  # an ERROR is no test that noticed anything
     if done.returncode == 0:
         return None
     if found is None:

@@ -64,7 +64,7 @@ def test_what_a_run_prints_and_leaves_behind(tmp_path, model, record):
     if model == "scatter_linear":
         assert [release.what for release in watch.releases[:6]] == [("statistics", number) for number in range(6)]
         for found in (watch.comparisons[NEIGHBOUR.client], watch.comparisons[NEIGHBOUR.client + len(SIZES)]):
-            assert found.distance > 0.5 * found.allowed
+            assert found.distance > 0.2 * found.allowed
     assert told[0].printed == told[1].printed
     assert told[0].files == told[1].files
     # Not noised: the checkpoint stays where the records are (docs/privacy.md).
