@@ -96,9 +96,10 @@ def killer(mutant: Mutant) -> str | None:
         _copy(Path(folder))
         _mutate(mutant, Path(folder))
         done = _pytest(Path(folder), mutant.tests.split(), "-x")
-    found = re.search(r"^FAILED (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)  # an ERROR is no test that noticed anything
     if done.returncode == 0:
         return None
+    # An ERROR is no test that noticed anything.
+    found = re.search(r"^FAILED (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if found is None:
         sys.exit(f"mutant {mutant.name!r}: the tests could not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return found[1]
