@@ -1,6 +1,7 @@
 """Every method, policy and model that ships, run with and without one record: see `coupling` for what is compared."""
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -26,17 +27,17 @@ PAIRS = [
 
 
 def _covering(pairs):
-    """As few as come first by which every method meets every model, and all the rest is there."""
+    """As few as come first in which every method meets every policy, and all models, records and places are."""
     seen, found = set(), []
     for setting, hostile, neighbour in pairs:
-        values = {(setting.method, setting.options, setting.model), setting.policy, hostile, neighbour}
+        values = {(setting.method, setting.options, setting.policy), setting.model, hostile, neighbour}
         if not values <= seen:
             found.append((setting, hostile, neighbour))
             seen |= values
     return found
 
 
-QUICK = _covering(PAIRS)
+QUICK = _covering(random.Random(0).sample(PAIRS, len(PAIRS)))  # noqa: S311 - else most would be of the first model
 
 
 def _replayed(setting, hostile, neighbour, **changes):
@@ -145,6 +146,11 @@ def test_unnoised_signals_are_seen_to_leak(setting):
     """Marked as not private, and they are not: the same releases, and one record more changes what is planned."""
     told, watch = _replayed(setting, "long", NEIGHBOURS[0], max_rounds=6, max_local_steps=None)
     assert all('"covers_everything": false' in record for record in told[0]["records"])
-    plans = [[plan.steps for _, plan, *_ in run.updates] for run in (watch.follows, watch)]
-    assert plans[0] != plans[1]
+    assert told[0]["records"] != told[1]["records"]
+    first, second = ([(plan.steps, raw) for _, plan, *_, raw, _ in run.updates] for run in (watch.follows, watch))
+    assert first[0] != second[0]  # what its client sent in the first round
+    if (
+        setting.model != "compact_cnn"
+    ):  # whose tanh bounds one record's part of the curvature: τ stays 1 in so few rounds
+        assert [steps for steps, _ in first] != [steps for steps, _ in second]
     assert {setting.policy for setting in RAW} == {name for name in POLICIES if is_raw(name)} != set()
