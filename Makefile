@@ -49,8 +49,8 @@ test-slow: $(SET_UP) ## The tests that take minutes
 nightly: $(SET_UP_FLOWER) ## 200 kills of vaults, SuperNodes and the ServerApp, and 200 of a vault alone; hours
 	ALIDPFL_KILLS=200 $(BIN)/python -m pytest -m slow tests/flower/test_kills.py tests/vault/test_kills.py
 
-mutants: $(SET_UP) ## Break the code on purpose, one bug at a time; each must turn a test red
-	$(BIN)/python tests/mutants.py
+mutants: $(SET_UP) ## Break the code on purpose, one bug at a time; each must turn a test red. ONLY=ledger, ARGS="--jobs 2"
+	$(BIN)/python tests/mutants.py --only "$(ONLY)" $(ARGS)
 
 bench: $(SET_UP_BENCH) ## Measure step and round against plain SGD and the peers, and the accountants
 	$(BIN)/python -m benchmarks.step

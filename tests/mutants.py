@@ -1,19 +1,13 @@
-"""Break the code on purpose, one bug at a time, in a copy; each must turn a test red: `make mutants`.
+"""Bugs, one at a time, each of which must turn a test red: `make mutants`.
 
 First the tests run without any mutant: one that is red anyway counts for nothing. The mutants are the bugs that have
 broken private systems elsewhere, or would break this one. A survivor fails the run: it means that a check we rely on
-cannot fail.
+cannot fail. What was found is kept in .mutants.jsonl while code and tests stay as they are: stopped, the next run goes
+on from there.
 """
 
 import argparse
-import os
-import re
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -22,24 +16,14 @@ sys.path.insert(0, str(ROOT))
 from tests.dpsgd.mutants import GRID_MUTANTS  # noqa: E402
 from tests.features.mutants import FEATURE_MUTANTS  # noqa: E402
 from tests.flower.mutants import FLOWER_MUTANTS  # noqa: E402
+from tests.mutation import Mutant, Progress, check_baseline, chosen, killers  # noqa: E402
 from tests.vault.mutants import VAULT_MUTANTS  # noqa: E402
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """In `file`, the text `old`, which stands there once, becomes `new`; one of `tests` must fail."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: str
-
 
 STEP, CLIPPING, RANDOM = "tests/dpsgd/test_step.py", "tests/dpsgd/test_clipping.py", "tests/dpsgd/test_randomness.py"
 MODELS, NATIVE = "tests/dpsgd/test_model_check.py", "src/alidpfl/dpsgd/_native_kernels.h"
 CLIENT, LOOP, SERVER = (f"tests/federation/test_{name}.py" for name in ("client", "loop", "server"))
 LEDGER, CURVATURE = "tests/privacy/test_ledger.py", "tests/federation/test_curvature.py"
+REPLAY = "tests/replay/test_training.py"
 GOLDEN, ACCOUNTANTS = "tests/privacy/test_accounting_golden.py", "tests/privacy/test_accountants.py"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -467,85 +451,124 @@ MUTANTS: tuple[Mutant, ...] = (
         "aggregated = len(accepted) >= 1",
         LOOP,
     ),
+    Mutant(
+        "clipped layer by layer",
+        "src/alidpfl/dpsgd/clipping.py",
+        "sums[name] = found.pop(name).weighted_sum(factors, dropped)",
+        "own = found.pop(name)\n"
+        "                by_layer = clip_factors(own.squared_norms.sqrt(), limit).to(self._dtype)\n"
+        "                sums[name] = own.weighted_sum(by_layer, dropped)",
+        CLIPPING,
+    ),
+    Mutant(
+        "no noise where a client drew no record",
+        "src/alidpfl/dpsgd/step.py",
+        "    add_noise(clipped.gradients, settings.noise_scale, random)",
+        "    if rows is None or len(rows):\n        add_noise(clipped.gradients, settings.noise_scale, random)",
+        REPLAY,
+    ),
+    Mutant(
+        "which noise is drawn depends on the batch",
+        "src/alidpfl/dpsgd/step.py",
+        "    # Empty batch: still add noise,",
+        "    random.uniform(0 if rows is None else len(rows))\n    # Empty batch: still add noise,",
+        REPLAY,
+    ),
+    Mutant(
+        "batch sizes are logged",
+        "src/alidpfl/federation/client.py",
+        "        if self._objective.before_step is not None:\n",
+        '        __import__("logging").getLogger(__name__).debug("%d drawn", len(records))\n'
+        "        if self._objective.before_step is not None:\n",
+        REPLAY,
+    ),
+    Mutant(
+        "the hash of the records is written where everybody reads",
+        "src/alidpfl/runs/execute.py",
+        '{"uncovered": list(prepared.uncovered)}',
+        '{"uncovered": list(prepared.uncovered), "clients": prepared.clients}',
+        "tests/replay/test_run_directories.py",
+    ),
+    Mutant(
+        "un-noised curvature follows the weights unasked",
+        "src/alidpfl/federation/planning.py",
+        "signals=self._signals(),",
+        'signals=self._signals() | {"raw"},',
+        REPLAY,
+    ),
 )
 
 
 MUTANTS += tuple(Mutant(*parts) for parts in (*VAULT_MUTANTS, *FLOWER_MUTANTS, *FEATURE_MUTANTS, *GRID_MUTANTS))
 
-
-def _copy(target: Path) -> None:
-    for name in ("src", "tests", "benchmarks", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
-        else:
-            shutil.copy(source, target / name)
-
-
-def _mutate(mutant: Mutant, target: Path) -> None:
-    path = target / mutant.file
-    text = path.read_text()
-    if text.count(mutant.old) != 1:
-        sys.exit(
-            f"mutant {mutant.name!r}: its text stands {text.count(mutant.old)} times in {mutant.file}; mend the mutant"
-        )
-    path.write_text(text.replace(mutant.old, mutant.new))
-    if path.suffix == ".h":
-        build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
-        subprocess.run(build, cwd=target, check=True, capture_output=True)
-
-
-def _pytest(folder: Path, tests: Iterable[str], *options: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not real_data"]
-    return subprocess.run(
-        [*command, *options, *tests], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-
-
-def check_baseline(mutants: Iterable[Mutant]) -> None:
-    """Without a mutant every test must pass: one that is red anyway, \"killed\" by it, would prove nothing."""
-    tests = sorted({test for mutant in mutants for test in mutant.tests.split()})
-    with tempfile.TemporaryDirectory() as folder:
-        _copy(Path(folder))
-        done = _pytest(Path(folder), tests)
-    if done.returncode != 0:
-        sys.exit(f"the tests fail without any mutant; mend them first:\n{done.stdout[-3000:]}{done.stderr[-2000:]}")
-
-
-def killer(mutant: Mutant) -> str | None:
-    """The first test that fails on the mutant, or None if it survives."""
-    with tempfile.TemporaryDirectory() as folder:
-        _copy(Path(folder))
-        _mutate(mutant, Path(folder))
-        done = _pytest(Path(folder), mutant.tests.split(), "-x")
-    found = re.search(r"^FAILED (\S+)", done.stdout, re.MULTILINE)  # an ERROR is no test that noticed anything
-    if done.returncode == 0:
-        return None
-    if found is None:
-        sys.exit(f"mutant {mutant.name!r}: the tests could not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return found[1]
+KNOWN_BUGS: dict[str, tuple[str, ...]] = {
+    "noise / batch size": ("noise divided by the batch size",),
+    "sum versus mean": ("mean instead of sum of the losses",),
+    "clip per layer": ("clipped layer by layer", "clipped by the largest layer's norm, not by all"),
+    "noise skipped on an empty batch": ("noise skipped on an empty batch", "no noise where a client drew no record"),
+    "shuffle instead of Poisson": ("shuffled batches of a fixed size",),
+    "accountant reset": ("the accounts start anew after a restart", "vault: the ledger is forgotten at a restart"),
+    "seed reused": ("seed reused: the same noise every step", "the same noise every round"),
+    "unsafe search end": ("the search returns the unsafe end",),
+    "divisor = realised size": (
+        "divisor is the realised batch size",
+        "a client divides by its realised batch size",
+    ),
+    "ledger written after training": (
+        "clients charged after they answered",
+        "vault: the round is reserved after it was trained",
+    ),
+    "replay accepted": (
+        "vault: a changed replay is answered",
+        "vault: a lost round is trained again under its charge",
+    ),
+}
+"""What is known to break private training, in the words of docs/privacy.md, and the mutants that are each of them."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="run the mutants whose name contains this")
-    chosen = [mutant for mutant in MUTANTS if parser.parse_args().only in mutant.name]
-    if not chosen:
-        sys.exit("no mutant has such a name")
+    parser.add_argument("--only", default="", help="the mutants with this in their name, or in their file's path")
+    parser.add_argument("--known", action="store_true", help="those that have broken private systems before")
+    parser.add_argument("--since", metavar="COMMIT", help="those whose file or tests have changed since")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
+    parser.add_argument("--afresh", action="store_true", help="forget what was found before")
+    parser.add_argument("--list", action="store_true", help="name them, and do nothing")
+    asked = parser.parse_args()
+    known = {name for names in KNOWN_BUGS.values() for name in names}
+    mutants = [m for m in chosen(MUTANTS, asked.only, asked.since) if not asked.known or m.name in known]
+    if not mutants:
+        sys.exit("no mutant is meant by that; see --list")
+    if asked.list:
+        print("\n".join(f"{mutant.name}: {mutant.file}" for mutant in mutants))
+        return
+    path = ROOT / ".mutants.jsonl"
+    if asked.afresh:
+        path.unlink(missing_ok=True)
+    hunt(mutants, Progress(path), asked.jobs)
+
+
+def hunt(mutants: list[Mutant], progress: Progress, jobs: int) -> None:
+    """Run them all and say which test killed each; exit with an error if one survived."""
     print("without any mutant: ", end="", flush=True)
-    check_baseline(chosen)
+    check_baseline(mutants, progress)
     print("all tests pass", flush=True)
+    left = []
+    for mutant in mutants:
+        if mutant.name in progress.killed:
+            print(f"{mutant.name}: was killed by {progress.killed[mutant.name]}")
+        else:
+            left.append(mutant)
     survivors = []
-    for number, mutant in enumerate(chosen, 1):
-        print(f"[{number}/{len(chosen)}] {mutant.name}: ", end="", flush=True)
-        test = killer(mutant)
-        print(f"killed by {test}" if test else "SURVIVED", flush=True)
+    for number, (mutant, test) in enumerate(killers(left, jobs), 1):
+        print(f"[{number}/{len(left)}] {mutant.name}: {f'killed by {test}' if test else 'SURVIVED'}", flush=True)
         if test is None:
             survivors.append(mutant.name)
+        else:
+            progress.note_killed(mutant, test)
     if survivors:
-        sys.exit(f"{len(survivors)} of {len(chosen)} survived: {', '.join(survivors)}")
-    print(f"all {len(chosen)} killed")
+        sys.exit(f"{len(survivors)} of {len(mutants)} survived: {', '.join(survivors)}")
+    print(f"all {len(mutants)} killed")
 
 
 if __name__ == "__main__":

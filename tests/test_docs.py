@@ -135,6 +135,24 @@ def test_links_lead_somewhere(document):
             assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
 
 
+@pytest.mark.parametrize("document", sorted(p.name for p in ROOT.glob("docs/*.md")))
+def test_links_to_places_in_a_page_lead_there(document):
+    for path, place in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", (ROOT / "docs" / document).read_text()):
+        page = ((ROOT / "docs" / path) if path else ROOT / "docs" / document).read_text()
+        headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert place in anchors, f"{document} links to {path}#{place}"
+
+
+def test_every_claim_on_privacy_names_a_test_that_exists():
+    text = (ROOT / "docs" / "privacy.md").read_text()
+    named = re.findall(r"\[`(test_\w+)`\]\(\.\./([^)]+)\)", text)
+    assert len(named) >= 30
+    assert len(named) == text.count("`test_")
+    for name, path in named:
+        assert f"def {name}(" in (ROOT / path).read_text(), f"{path} has no {name}"
+
+
 def test_the_layout_in_the_architecture_names_every_module():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for path in (ROOT / "src" / "alidpfl").rglob("*.py"):

@@ -459,5 +459,12 @@ VAULT_MUTANTS = (
         "    # resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
         SERVICE,
     ),
+    (
+        "vault: a mean of the records goes out as if it were noised",
+        f"{VAULT}/training.py",
+        "            gradient_norm=update.gradient_norm,\n",
+        "            gradient_norm=float(self._data.inputs.mean()),\n",
+        "tests/replay/test_vaults.py",
+    ),
 )
 """Name, file, old text, new text, tests."""

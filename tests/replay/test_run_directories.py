@@ -1,0 +1,142 @@
+"""`alidpfl run` on a folder of files, with and without one record: what it prints and every file that it leaves.
+
+`scatter_linear` has two releases more than the others, before the first round: they are compared as the steps are.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from alidpfl import RunDirectory
+from tests.runs.command import alidpfl
+
+from .coupling import Neighbour, Watch
+from .federations import MODELS
+from .hostile import FINITE
+
+SHAPE, CLASSES, SIZES = (1, 16, 16), 3, (20, 12, 9)
+NEIGHBOUR = Neighbour(1, 5)
+PICTURES = {
+    "usual": lambda picture: picture,
+    "black": np.zeros_like,
+    "white": lambda picture: np.full_like(picture, 255),
+    "one white pixel": lambda picture: np.where(np.arange(picture.size).reshape(picture.shape) == 100, 255, 0),
+    "stripes": lambda picture: np.where(np.arange(picture.size).reshape(picture.shape) % 2, 255, 0),
+}
+"""Features are computed of bytes, which cannot be huge."""
+TOLD_BY_THE_CLOCK = {"seconds", "slowest_round", "timings_bytes"}
+CASES = [
+    pytest.param(model, record, marks=[] if is_quick else pytest.mark.slow)
+    for model in MODELS
+    for number, record in enumerate(PICTURES if model == "scatter_linear" else FINITE)
+    for is_quick in [(model, number) in {("scatter_linear", 2), ("scatter_linear", 0), ("linear", 1), ("mlp", 4)}]
+]
+
+
+@dataclass(frozen=True)
+class Told:
+    """By one run."""
+
+    printed: str
+    files: dict[str, object]
+    fingerprint: str
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(("model", "record"), CASES)
+def test_what_a_run_prints_and_leaves_behind(tmp_path, model, record):
+    watch, told = None, []
+    for has_it in (True, False):
+        _write_clients(tmp_path / "data", model, record, has_it)
+        with Watch(NEIGHBOUR, follows=watch, num_clients=len(SIZES)) as watch:
+            told.append(_run(tmp_path / str(has_it) / "run", tmp_path / "data", model))
+    watch.check()
+    assert watch.updates == watch.follows.updates
+    if model == "scatter_linear":
+        assert [release.what for release in watch.releases[:6]] == [("statistics", number) for number in range(6)]
+        for found in (watch.comparisons[NEIGHBOUR.client], watch.comparisons[NEIGHBOUR.client + len(SIZES)]):
+            assert found.distance > 0.2 * found.allowed
+    assert told[0].printed == told[1].printed
+    assert told[0].files == told[1].files
+    # Not noised: the checkpoint stays where the records are (docs/privacy.md).
+    assert told[0].fingerprint != told[1].fingerprint
+
+
+def _write_clients(folder: Path, model: str, record: str, has_it: bool) -> None:
+    folder.mkdir(exist_ok=True)
+    random = np.random.default_rng(0)
+    for number, size in enumerate((*SIZES, 15)):
+        y = random.integers(CLASSES, size=size)
+        x = random.integers(256, size=(size, *SHAPE)).astype(np.uint8)
+        if model != "scatter_linear":
+            x = (x / 255).astype(np.float32)
+        if number == NEIGHBOUR.client:
+            place = NEIGHBOUR.place
+            x[place] = _spoilt(x[place], model, record) if has_it else x[place, :, ::-1]
+            y[place] = 0 if has_it else 1
+        np.savez(folder / f"{'test' if number == len(SIZES) else number}.npz", x=x, y=y)
+
+
+def _spoilt(picture, model: str, record: str):
+    return PICTURES[record](picture) if model == "scatter_linear" else FINITE[record](torch.from_numpy(picture)).numpy()
+
+
+def _run(out: Path, data: Path, model: str) -> Told:
+    values = {
+        "data.name": '"npz"',
+        "data.data_dir": f'"{data}"',
+        "data.num_classes": CLASSES,
+        "model.name": f'"{model}"',
+        "privacy.epsilon": 30.0,
+        "privacy.accountant": '"rdp"',
+        "privacy.sample_rate": 0.4,
+        "method.name": '"ali_dpfl"',
+        "method.clip_norm": 0.2,
+        "method.learning_rate": 0.05,
+        "federation.max_rounds": 5,
+        "run.evaluate_every": 2,
+        "run.processes": 1,
+    }
+    if model == "scatter_linear":
+        values |= {"model.frequencies": 3}
+    arguments = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    result = alidpfl("run", *arguments, "--out", out)
+    assert result.exit_code == 0, result.stderr
+    printed = result.stdout + result.stderr
+    files = {path.name: _content(path) for path in sorted(out.iterdir()) if path.name != "timings.jsonl"}
+    state = RunDirectory.open(out).read_checkpoint().state
+    fingerprint = state["identity"].pop("clients")
+    files["checkpoint.safetensors"] = (_tensors(out), _without_clock(state))
+    return Told(printed=_plain(printed, out), files=files, fingerprint=fingerprint)
+
+
+def _content(path: Path) -> object:
+    if path.name == "summary.json":
+        return _without_clock({**json.loads(path.read_text()), "out": ""})
+    return path.read_bytes()
+
+
+def _without_clock(values):
+    if not isinstance(values, dict):
+        return values
+    return {key: _without_clock(value) for key, value in values.items() if key not in TOLD_BY_THE_CLOCK}
+
+
+def _tensors(out: Path) -> dict[str, bytes]:
+    tensors = RunDirectory.open(out).read_checkpoint().tensors
+    return {name: values.numpy().tobytes() for name, values in tensors.items()}
+
+
+def _plain(printed: str, out: Path) -> str:
+    """Without the clock, the folder's name, and the widths of a table that follow from both."""
+    words = " ".join(re.sub(r"[\u2500-\u257f]+", " ", printed.replace(str(out), "OUT")).split())
+    return re.sub(r"seconds [\d.]+|[\d.]+ (s|min|h)\b", "TIME", words)

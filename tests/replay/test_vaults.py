@@ -1,0 +1,138 @@
+"""A vault with and without one record, asked by an honest and by a hostile server: every byte that leaves it."""
+
+import asyncio
+from pathlib import Path
+from typing import get_args
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from alidpfl.vault.messages import encode
+from alidpfl.vault.policy import ModelSection
+from alidpfl.vault.service import Service
+from alidpfl.vault.status import status
+from tests.vault.parts import NUM_CLASSES, made_vault, opened, request
+
+from .coupling import Neighbour, Watch
+from .hostile import FINITE, HOSTILE, NOT_FINITE
+
+NUM_RECORDS = 12
+NEIGHBOUR = Neighbour(0, 7)
+ASKED = (
+    {},
+    {"steps": 10**6},  # cut
+    {"noise_multiplier": 1.0},  # refused
+    {"signals": ["raw"]},  # refused
+    {"signals": ["secants", "gradient_norm"], "steps": 3},
+    {"method": "pe_dpfl", "options": {"draws": 2}},
+    {"method": "pe_dpfl", "options": {"variant": "output"}},  # refused where the noise goes on steps
+    {"method": "adap_dpfl", "options": None, "clip_norm": 0.01, "signals": ["gradient_norm"]},
+    {"sample_rate": 1e-9, "steps": 3},  # batches of this record alone, or of none
+    {"value": 1e30},  # weights of a hostile server
+    {"round": 0},  # again
+    {"round": 0, "steps": 3},  # again, changed
+    {"round": 5, "run": "b"},
+    {"round": 4, "run": "b"},  # back
+    {"round": 30, "steps": 5},
+    {"round": 31, "steps": 5},
+    {"round": 32, "steps": 5},  # the budget of steps ends here at the latest
+)
+ON_UPDATES = {"method": "pe_dpfl", "options": {"variant": "output"}}
+SHAPES = {"linear": (6,), "mlp": (6,), "compact_cnn": (1, 16, 16), "cnn": (1, 16, 16)}
+CASES = [
+    pytest.param(model, release, record, marks=[] if number in (1, 6, 11) and model == "linear" else pytest.mark.slow)
+    for model in SHAPES
+    for release in ("step", "update")
+    for number, record in enumerate(HOSTILE)
+]
+
+
+@pytest.mark.parametrize(("model", "release", "record"), CASES)
+def test_every_byte_that_leaves_a_vault(tmp_path, caplog, model, release, record):
+    watch, told = None, []
+    for has_it in (True, False):
+        folder = _enrolled(tmp_path / str(has_it), model, release, record, has_it)
+        with Watch(NEIGHBOUR, follows=watch) as watch, opened(folder) as vault:
+            vault._clock = lambda: 0
+            if has_it:
+                records = vault._trainer._data.inputs  # files with NaN are refused, and the vault must not rest on it
+                records[NEIGHBOUR.place] = HOSTILE[record](records[NEIGHBOUR.place])
+            told.append([_asked(vault), list(vault.ledger.book.reservations.values())])
+        told[-1].append(_status(folder.path))
+    watch.check()
+    assert watch.updates == watch.follows.updates
+    assert told[0] == told[1]
+    assert caplog.text == ""
+    codes = [code for code, *_ in told[0][0]]
+    assert codes.count(200) >= 4  # else equal refusals would prove little
+    assert {403, 409} <= set(codes)
+
+
+def test_all_models_of_a_vault_are_asked():
+    assert set(SHAPES) == set(get_args(ModelSection.model_fields["name"].annotation))
+    assert {**FINITE, **NOT_FINITE} == HOSTILE
+
+
+def _enrolled(parent: Path, model: str, release: str, record: str, has_it: bool):
+    parent.mkdir()
+    random = np.random.default_rng(0)
+    y = random.integers(NUM_CLASSES, size=NUM_RECORDS)
+    x = random.normal(size=(NUM_RECORDS, *SHAPES[model])).astype(np.float32)
+    if not has_it:
+        x[NEIGHBOUR.place] *= -3
+        y[NEIGHBOUR.place] = (y[NEIGHBOUR.place] + 1) % NUM_CLASSES
+    elif record in FINITE:
+        x[NEIGHBOUR.place] = FINITE[record](torch.from_numpy(x[NEIGHBOUR.place])).numpy()
+    np.savez(parent / "vault.npz", x=x, y=y)
+    return made_vault(
+        parent,
+        model__name=model,
+        model__hidden=5,
+        terms__release=release,
+        budget__epsilon=6.0 if release == "step" else 16.0,
+        unsafe=["seeded-noise"],
+        seed=3,
+    )
+
+
+def _asked(vault) -> list[tuple]:
+    """Status, headers and body of every answer over HTTP."""
+    service = Service(vault)
+    try:
+        return asyncio.run(_answers(vault, httpx.ASGITransport(service.app)))
+    finally:
+        service.stop()
+
+
+async def _answers(vault, transport: httpx.ASGITransport) -> list[tuple]:
+    usual = ON_UPDATES if vault.policy.terms.release == "update" else {}
+    bodies = [_body(vault, number, {**usual, **changes}) for number, changes in enumerate(ASKED)]
+    bodies += [b"", b"\0" * 100, bodies[0][:-1], bodies[0] + bytes(2 << 20)]
+    async with httpx.AsyncClient(transport=transport, base_url="http://vault") as client:
+        info = (await client.get("/v1/info")).json()
+        info.pop("vault")  # a random name
+        told = [(200, {}, info)]
+        for content in bodies:
+            answer = await client.post("/v1/train", content=content)
+            told.append((answer.status_code, dict(answer.headers), answer.content))
+    return told
+
+
+def _body(vault, number: int, changes: dict) -> bytes:
+    values = {"round": number, "clip_norm": 0.5, **changes}
+    value = values.pop("value", 0.01)
+    random = np.random.default_rng(number)
+    weights = {
+        name: (value * random.normal(size=shape)).astype(np.float32) for name, shape in vault.enrolment.shapes.items()
+    }
+    return encode(request(**values), weights)
+
+
+def _status(path: Path) -> dict:
+    told = status(path)
+    for name in ("vault", "head"):  # random names, and hashes that follow from them
+        told.pop(name)
+    told["last_refusals"] = [{**refusal, "time": 0} for refusal in told["last_refusals"]]
+    return told
