@@ -57,7 +57,7 @@ class LocalTrainer:
         """Take the objective's model over: its values are overwritten by every round's weights."""
         self._objective = objective
         self._device = device
-        self._clipper = _clipper_for(objective, device)
+        self._clipper = clipper_for(objective, device)
 
     def rehearse(self, data: ClientData) -> None:
         """Have the clipper try the model now, on made-up samples, at its own weights instead of a server's.
@@ -107,7 +107,8 @@ class LocalTrainer:
         return result.noised_sum
 
 
-def _clipper_for(objective: Objective, device: str) -> Clipper:
+def clipper_for(objective: Objective, device: str) -> Clipper:
+    """What the steps of a client clip with: softmax regression has a closed form, all else goes layer by layer."""
     model = objective.model.to(device)
     if objective.loss is cross_entropy and is_softmax_regression(model):
         assert isinstance(model, nn.Linear)  # noqa: S101 - for the type checker
