@@ -52,6 +52,11 @@ def test_the_errors_of_both_arms_count():
     assert gaussian_parameter_bound(100, 10, 1000, 0.99) == pytest.approx(gaussian_parameter_bound(10, 100, 1000, 0.99))
 
 
+def test_each_arm_gets_half_of_the_error_that_is_left():
+    rate = upper_proportion(668, 10_000, 5e-5)
+    assert gaussian_parameter_bound(668, 668, 10_000, 0.9999) == pytest.approx(2 * norm.isf(rate))
+
+
 def test_what_is_said_to_be_caught_is_caught_999_times_of_1000():
     sigma, draws, confidence, random = 2.0, 2000, 0.9999, np.random.default_rng(3)
     ratio = caught_ratio(claimed=1 / sigma, distance=5 / sigma, copies=5, draws=draws, confidence=confidence)

@@ -1,5 +1,7 @@
 """The auditor's own view of gradients. It made the canaries up, and so may look at them without noise."""
 
+import warnings
+
 import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
@@ -54,7 +56,9 @@ class CanaryGradients:
         def losses(weights: dict[str, Tensor]) -> Tensor:
             return self._objective.loss(functional_call(self._objective.model, weights, (inputs,)), targets)
 
-        slopes: Tensor = jvp(losses, (weights,), (tangents,))[1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, as it loads its rules on first use
+            slopes: Tensor = jvp(losses, (weights,), (tangents,))[1]
         norms = self._clipper.clipped_sum(inputs, targets, clip_norm=clip_norm, seed=0).statistics.norms
         found: Tensor = slopes.double() * (clip_norm / norms).clamp_max(1)
         return found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
