@@ -31,9 +31,9 @@ def test_the_real_training_is_not_refuted():
 
 def test_a_canary_that_was_in_scores_higher():
     """Else the audit would pass whatever the engine does: with next to no noise nearly all guesses are right."""
-    found = audit_run(subject(softmax_regression(WIDE), features=WIDE, sigma=0.35, epsilon=60.0), canaries=200, seed=1)
-    assert found.correct / found.guesses > 0.8
-    assert found.lower_bound > 0.5
+    found = audit_run(subject(softmax_regression(WIDE), features=WIDE, sigma=0.1, epsilon=1000.0), canaries=200, seed=1)
+    assert found.correct / found.guesses > 0.9
+    assert found.lower_bound > 1
     assert not found.is_refuted
 
 
@@ -61,7 +61,7 @@ def test_every_kind_of_release_can_be_audited(options):
     audited = subject(**options)
     found = audit_run(audited, canaries=50, seed=1)
     assert not found.is_refuted
-    assert found.steps == audited.max_steps
+    assert audited.max_steps - 2 <= found.steps <= audited.max_steps  # adap_dpfl lowers its noise, and pays for it
 
 
 def test_a_client_has_as_many_records_whatever_the_coins():

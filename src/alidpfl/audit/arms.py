@@ -21,6 +21,7 @@ _SCALES = (1.0, 10.0, 100.0, 1000.0)  # of a made-up input
 _WEIGHT_SCALES = (1.0, 3.0, 10.0)  # a server may send any weights: larger ones, larger gradients
 _TARGET_DISTANCE = 2.7  # standard deviations between the arms, where thresholds tell most about σ
 _MOST_COPIES = 64
+_TEARING_STEPS = 200
 _PLENTY = 10.0  # times S: every update is clipped
 
 
@@ -104,7 +105,7 @@ def _arms_of_update(subject: Subject, gradients: CanaryGradients, random: Random
         without, with_canary, _ = updates(*candidate)
         return float((with_canary - without).nan_to_num().norm())
 
-    params, inputs, targets = max(_opposites(subject, gradients.params, random), key=distance)
+    params, inputs, targets = max(_opposites(subject, gradients, random), key=distance)
     without, with_canary, rate = updates(params, inputs, targets)
     shift = with_canary - without
     reader = shift / (shift.norm() * 2 * limit)
@@ -146,14 +147,29 @@ def _candidates(subject: Subject, params: Tensor, random: RandomStream) -> Itera
                 yield params * weights, noise * scale, torch.full((1,), label, dtype=subject.targets.dtype)
 
 
-def _opposites(subject: Subject, params: Tensor, random: RandomStream) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Weights and two records, of which the second may pull the other way, and more strongly."""
+def _opposites(
+    subject: Subject, gradients: CanaryGradients, random: RandomStream
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Weights and two records, of which the second pulls the other way, and more strongly."""
     noise, last = _noise(subject.inputs, random), subject.num_classes - 1
-    for weights in _WEIGHT_SCALES:
-        for scale in _SCALES[:2]:
-            for factor, label in ((-10.0, 0), (10.0, last), (1.0, last), (-1.0, 0)):
-                inputs = torch.cat([noise * scale, noise * scale * factor])
-                yield params * weights, inputs, torch.tensor([0, label], dtype=subject.targets.dtype)
+    labels = torch.tensor([0, last], dtype=subject.targets.dtype)
+    for scale in _SCALES[:2]:
+        record = noise * scale
+        yield _torn(gradients, record, labels, random), torch.cat([record, record]), labels
+        yield gradients.params, torch.cat([record, -10 * record]), labels[:1].expand(2).contiguous()
+
+
+def _torn(gradients: CanaryGradients, record: Tensor, labels: Tensor, random: RandomStream) -> Tensor:
+    """Weights that give the record nine tenths of one class, one tenth of the other and next to nothing of the rest.
+
+    There its gradients with either label are opposite in every layer, and the second is nine times as long.
+    """
+    params, size = gradients.params.clone(), None
+    for _ in range(_TEARING_STEPS):
+        pulls = [gradients.total(params, record, label, torch.inf, random) for label in labels.split(1)]
+        size = size or max(2 * float(pulls[1].norm()) ** 2, 1e-12)
+        params -= (0.9 * pulls[0] + 0.1 * pulls[1]) / size
+    return params
 
 
 def _noise(like: Tensor, random: RandomStream) -> Tensor:
