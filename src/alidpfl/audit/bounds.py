@@ -81,7 +81,8 @@ def one_run_p_value(*, canaries: int, guesses: int, correct: int, epsilon: float
 def _binomial(successes: NDArray[np.int64], trials: int, chance: float) -> NDArray[np.float64]:
     """P[W = w] of so many coins."""
     ways = gammaln(trials + 1) - gammaln(successes + 1) - gammaln(trials - successes + 1)
-    return np.exp(ways + xlogy(successes, chance) + xlog1py(trials - successes, -chance))
+    found: NDArray[np.float64] = np.exp(ways + xlogy(successes, chance) + xlog1py(trials - successes, -chance))
+    return found
 
 
 def one_run_epsilon_bound(*, canaries: int, guesses: int, correct: int, delta: float, confidence: float) -> float:
