@@ -38,6 +38,10 @@ def test_the_real_step_is_not_refuted_and_the_canary_is_strong(name):
     assert 0 <= found.epsilon_lower_bound < found.claimed_epsilon
 
 
+def test_the_real_step_is_not_refuted_by_as_many_draws_as_find_a_fifth_less_noise():
+    assert not audit_step(subject(), draws=2000, seed=2).is_refuted
+
+
 def test_too_little_noise_is_refuted(monkeypatch):
     """σ/1.25, which audits by a threshold on ε let pass, in the number of draws that the largest models get."""
     audited = subject()
