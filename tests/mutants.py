@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.audit.mutants import AUDIT_MUTANTS  # noqa: E402
 from tests.dpsgd.mutants import GRID_MUTANTS  # noqa: E402
 from tests.features.mutants import FEATURE_MUTANTS  # noqa: E402
 from tests.flower.mutants import FLOWER_MUTANTS  # noqa: E402
@@ -499,7 +500,9 @@ MUTANTS: tuple[Mutant, ...] = (
 )
 
 
-MUTANTS += tuple(Mutant(*parts) for parts in (*VAULT_MUTANTS, *FLOWER_MUTANTS, *FEATURE_MUTANTS, *GRID_MUTANTS))
+MUTANTS += tuple(
+    Mutant(*parts) for parts in (*VAULT_MUTANTS, *FLOWER_MUTANTS, *FEATURE_MUTANTS, *GRID_MUTANTS, *AUDIT_MUTANTS)
+)
 
 KNOWN_BUGS: dict[str, tuple[str, ...]] = {
     "noise / batch size": ("noise divided by the batch size",),

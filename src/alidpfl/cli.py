@@ -12,6 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from alidpfl._version import __version__
+from alidpfl.cli_audit import audit
 from alidpfl.cli_data import data_app
 from alidpfl.cli_flower import flower_app
 from alidpfl.cli_plan import plan
@@ -155,6 +156,7 @@ app.command()(plan)
 app.command()(run)
 app.command()(show)
 app.command()(compare)
+app.command()(audit)
 app.command()(report)
 app.command()(reproduce)
 app.command()(tables)

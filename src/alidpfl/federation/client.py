@@ -128,9 +128,15 @@ def check_grid(release: Release, noise_multiplier: float, num_params: int) -> No
 
 
 def _clipper_for(objective: Objective, device: str, noise: NoiseKind) -> Clipper | OneByOneClipper:
-    model = objective.model.to(device)
+    """On a grid, records one by one; otherwise batches."""
     if noise == "grid":
-        return OneByOneClipper(model, loss=objective.loss)
+        return OneByOneClipper(objective.model.to(device), loss=objective.loss)
+    return clipper_for(objective, device)
+
+
+def clipper_for(objective: Objective, device: str) -> Clipper:
+    """What the steps of a client clip with: softmax regression has a closed form, all else goes layer by layer."""
+    model = objective.model.to(device)
     if objective.loss is cross_entropy and is_softmax_regression(model):
         assert isinstance(model, nn.Linear)  # noqa: S101 - for the type checker
         return SoftmaxClipper(model)

@@ -25,12 +25,18 @@ def figure_class() -> "type[Figure]":
     return Figure
 
 
+def check_extension(path: Path) -> str:
+    """The extension, in small letters; refuses what cannot be drawn."""
+    kind = path.suffix.lower()
+    if kind not in _FORMATS:
+        raise ConfigError(f"cannot draw {path}: its extension must be {' or '.join(_FORMATS)}")
+    return kind
+
+
 def save(draw: "Callable[[], Figure]", path: str | Path) -> None:
     """Writes the figure to `path`, as PNG or SVG by its extension, which is looked at before anything is drawn."""
     target = Path(path)
-    kind = target.suffix.lower()
-    if kind not in _FORMATS:
-        raise ConfigError(f"cannot draw {target}: its extension must be {' or '.join(_FORMATS)}")
+    kind = check_extension(target)
     figure, content = draw(), io.BytesIO()
     import matplotlib as mpl
 

@@ -1,0 +1,177 @@
+"""The two arms of the one-step audit: what a client releases with a canary among its records, and what without.
+
+A record that is out is replaced by one of NaN, whose gradient counts as zero: the number of records is public and the
+same in both arms, as in the claim. The weights, the step size and the records are what the worst server and the worst
+data could be; all else is the client's own code.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from alidpfl.audit.gradients import CanaryGradients
+from alidpfl.audit.subject import Subject
+from alidpfl.dpsgd import RandomStream
+from alidpfl.federation.client import ClientData, LocalTrainer
+from alidpfl.types import ClientPlan
+
+_SCALES = (1.0, 10.0, 100.0, 1000.0)  # of a made-up input
+_WEIGHT_SCALES = (1.0, 3.0, 10.0)  # a server may send any weights: larger ones, larger gradients
+_TARGET_DISTANCE = 2.7  # standard deviations between the arms, where thresholds tell most about σ
+_MOST_COPIES = 64
+_TEARING_STEPS = 200
+_PLENTY = 10.0  # times S: every update is clipped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arms:
+    """A client's step with and without the canary, read along the line on which they differ."""
+
+    trainer: LocalTrainer = field(repr=False)
+    plan: ClientPlan
+    params: Tensor = field(repr=False)
+    data: dict[bool, ClientData] = field(repr=False)
+    """Without the canary, and with it."""
+    reader: Tensor = field(repr=False)
+    """(num_params,) what a released change of the weights is multiplied with: the result is in units of C (or 2S)."""
+    threshold: float
+    """Half way between the arms' un-noised values: above, the canary is guessed to be in."""
+    distance: float
+    """Of the arms' un-noised values, in the same units."""
+    copies: int
+    """Canaries that come and go together: what is 1/σ for one record is `copies`/σ for them (group privacy)."""
+
+    @property
+    def strength(self) -> float:
+        """What one canary contributes, of the most that the claim allows: C, or 2S for a noised update."""
+        return self.distance / self.copies
+
+    def observe(self, is_in: bool, random: RandomStream) -> float:
+        """Train one step for real, and read what was released."""
+        update = self.trainer.train(self.params, self.data[is_in], self.plan, random)
+        return float(torch.dot(update.params - self.params, self.reader))
+
+
+def make_arms(subject: Subject, random: RandomStream) -> Arms:
+    """The strongest canary that is found for what the method adds noise to."""
+    make = _arms_of_update if subject.method.release == "update" else _arms_of_step
+    return make(subject, CanaryGradients(subject.objective()), random)
+
+
+def _arms_of_step(subject: Subject, gradients: CanaryGradients, random: RandomStream) -> Arms:
+    """Copies of one record whose gradient is clipped: each moves the sum by C along its gradient."""
+    clip_norm, sigma = subject.clip_norm, subject.noise_multiplier
+
+    def moved(params: Tensor, record: Tensor, label: Tensor, copies: int) -> Tensor:
+        inputs, targets = record.expand(copies, *record.shape[1:]).contiguous(), label.expand(copies)
+        return gradients.mean_total(params, inputs, targets, clip_norm, random)
+
+    def length(candidate: tuple[Tensor, Tensor, Tensor]) -> float:
+        params, record, label = candidate
+        return float(moved(params, record, label, 1).nan_to_num().norm())
+
+    params, record, label = max(_candidates(subject, gradients.params, random), key=length)
+    copies = min(_MOST_COPIES, max(1, round(_TARGET_DISTANCE * sigma)))
+    shift = moved(params, record, label, copies)
+    distance = float(shift.norm())
+    inputs = torch.cat([record, torch.full_like(record, torch.nan)])
+    rows = {True: torch.zeros(copies, dtype=torch.int64), False: torch.ones(copies, dtype=torch.int64)}
+    return Arms(
+        trainer=LocalTrainer(subject.objective(), noise=subject.noise),
+        plan=_plan(subject, learning_rate=float(copies)),  # the divisor: weights move by the noised sum itself
+        params=params,
+        data={k: ClientData(inputs=inputs, targets=label.expand(2).contiguous(), rows=r) for k, r in rows.items()},
+        reader=-shift / (distance * clip_norm),
+        threshold=distance / clip_norm / 2,
+        distance=distance / clip_norm,
+        copies=copies,
+    )
+
+
+def _arms_of_update(subject: Subject, gradients: CanaryGradients, random: RandomStream) -> Arms:
+    """A record that turns the whole update round: from S one way to S the other, as far as one is found."""
+    limit = subject.clip_norm
+
+    def updates(params: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Un-noised, without and with the canary, and the step size that brings both to the clip norm."""
+        sums = [gradients.mean_total(params, inputs[:n], targets[:n], torch.inf, random) for n in (1, 2)]
+        norms = [max(float(total.norm()), 1e-6) for total in sums]
+        without, with_canary = (total * (-limit / norm) for total, norm in zip(sums, norms, strict=True))
+        return without, with_canary, _PLENTY * len(inputs) * limit / min(norms)
+
+    def distance(candidate: tuple[Tensor, Tensor, Tensor]) -> float:
+        without, with_canary, _ = updates(*candidate)
+        return float((with_canary - without).nan_to_num().norm())
+
+    params, inputs, targets = max(_opposites(subject, gradients, random), key=distance)
+    without, with_canary, rate = updates(params, inputs, targets)
+    shift = with_canary - without
+    reader = shift / (shift.norm() * 2 * limit)
+    data = {}
+    for is_in in (False, True):
+        records = inputs if is_in else torch.cat([inputs[:1], torch.full_like(inputs[1:], torch.nan)])
+        data[is_in] = ClientData(inputs=records, targets=targets, rows=torch.arange(2))
+    return Arms(
+        trainer=LocalTrainer(subject.objective(), noise=subject.noise),
+        plan=_plan(subject, learning_rate=rate),
+        params=params,
+        data=data,
+        reader=reader,
+        threshold=float(torch.dot(without + with_canary, reader)) / 2,
+        distance=float(shift.norm()) / (2 * limit),
+        copies=1,
+    )
+
+
+def _plan(subject: Subject, *, learning_rate: float) -> ClientPlan:
+    """One step over all records: with the canary in the batch for certain, σ alone hides it."""
+    return ClientPlan(
+        client=0,
+        round=0,
+        sample_rate=1.0,
+        noise_multiplier=subject.noise_multiplier,
+        clip_norm=subject.clip_norm,
+        learning_rates=(learning_rate,),
+        release=subject.method.release,
+    )
+
+
+def _candidates(subject: Subject, params: Tensor, random: RandomStream) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Weights, a record (1, ...) of noise and its label (1,)."""
+    noise, last = _noise(subject.inputs, random), subject.num_classes - 1
+    for weights in _WEIGHT_SCALES:
+        for scale in _SCALES:
+            for label in (0, last):
+                yield params * weights, noise * scale, torch.full((1,), label, dtype=subject.targets.dtype)
+
+
+def _opposites(
+    subject: Subject, gradients: CanaryGradients, random: RandomStream
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Weights and two records, of which the second pulls the other way, and more strongly."""
+    noise, last = _noise(subject.inputs, random), subject.num_classes - 1
+    labels = torch.tensor([0, last], dtype=subject.targets.dtype)
+    for scale in _SCALES[:2]:
+        record = noise * scale
+        yield _torn(gradients, record, labels, random), torch.cat([record, record]), labels
+        yield gradients.params, torch.cat([record, -10 * record]), labels[:1].expand(2).contiguous()
+
+
+def _torn(gradients: CanaryGradients, record: Tensor, labels: Tensor, random: RandomStream) -> Tensor:
+    """Weights that give the record nine tenths of one class, one tenth of the other and next to nothing of the rest.
+
+    There its gradients with either label are opposite in every layer, and the second is nine times as long.
+    """
+    params, size = gradients.params.clone(), None
+    for _ in range(_TEARING_STEPS):
+        pulls = [gradients.total(params, record, label, torch.inf, random) for label in labels.split(1)]
+        size = size or max(2 * float(pulls[1].norm()) ** 2, 1e-12)
+        params -= (0.9 * pulls[0] + 0.1 * pulls[1]) / size
+    return params
+
+
+def _noise(like: Tensor, random: RandomStream) -> Tensor:
+    """(1, ...) a made-up record."""
+    return random.normal(like[0].numel()).view(1, *like.shape[1:]).to(like.dtype)

@@ -1,0 +1,105 @@
+"""What can be said for certain from counted errors and guesses. Pure statistics: no torch, no data, no randomness."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtrik, betainc, betainccinv, gammaln, ndtr, ndtri, xlog1py, xlogy
+
+_SURE = 0.999  # of what an audit "catches"
+_LARGEST_RATIO = 1000.0
+_LARGEST_EPSILON = 50.0
+_HALVINGS = 60
+
+
+def upper_proportion(count: int, total: int, error: float) -> float:
+    """The largest probability under which `count` or fewer of `total` are not rarer than `error` (Clopper & Pearson).
+
+    >>> round(upper_proportion(0, 100, 0.05), 4)  # about 3 / total: the rule of three
+    0.0295
+    """
+    return 1.0 if count >= total else float(betainccinv(count + 1, total - count, error))
+
+
+def gaussian_parameter_bound(false_positives: int, false_negatives: int, draws: int, confidence: float) -> float:
+    """μ that a mechanism has at least, if a test of `draws` in each arm erred so often.
+
+    Of a μ-GDP mechanism no test has Φ⁻¹(1 − FPR) + Φ⁻¹(1 − FNR) above μ (Dong, Roth & Su 2022, definition 2.6 and
+    equation 6). Both rates are taken from above, each with half of the error that `confidence` leaves.
+
+    >>> round(gaussian_parameter_bound(668, 668, 10_000, 0.9999), 2)  # errors of two Gaussians 3 σ apart
+    2.85
+    """
+    error = (1 - confidence) / 2
+    rates = [upper_proportion(count, draws, error) for count in (false_positives, false_negatives)]
+    return max(0.0, -sum(float(ndtri(rate)) for rate in rates))
+
+
+def caught_ratio(*, claimed: float, distance: float, copies: int, draws: int, confidence: float) -> float | None:
+    """By how much σ may be too small before 999 of 1000 audits notice; None where no ratio up to 1000 is noticed.
+
+    Args:
+        claimed: μ of one record, 1/σ.
+        distance: of the two arms, in standard deviations of the claimed noise.
+        copies: of the canary: a bound on μ of the group is `copies` times that of one.
+        draws: in each arm.
+        confidence: of the bound.
+    """
+
+    def is_caught(ratio: float) -> bool:
+        errors = math.ceil(max(0.0, bdtrik(_SURE, draws, ndtr(-distance * ratio / 2))))
+        return gaussian_parameter_bound(errors, errors, draws, confidence) > copies * claimed
+
+    if not is_caught(_LARGEST_RATIO):
+        return None
+    low, high = 0.0, _LARGEST_RATIO
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_caught(middle) else (middle, high)
+    return high
+
+
+def one_run_p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """How likely `correct` or more right guesses are, at most, where the training is (ε, δ)-DP.
+
+    Each of the canaries was in by its own fair coin; `guesses` of the coins are guessed, the others not. Steinke, Nasr
+    & Jagielski 2023, theorem 5.2: β + α m δ with β = P[W >= v], α = max_i (2/i) P[v > W >= v − i] and W binomial of
+    `guesses` coins that are right with probability e^ε / (1 + e^ε).
+
+    >>> one_run_p_value(canaries=100, guesses=10, correct=0, epsilon=1.0, delta=0.0)
+    1.0
+    """
+    right = 1 / (1 + math.exp(-epsilon))
+    if correct == 0:
+        return 1.0
+    tail = float(betainc(correct, guesses - correct + 1, right))  # P[W >= v]
+    numbers = np.arange(1, correct + 1)
+    below = np.cumsum(_binomial(correct - numbers, guesses, right))  # P[v > W >= v − i]
+    return min(1.0, tail + float((2 * below / numbers).max()) * canaries * delta)
+
+
+def _binomial(successes: NDArray[np.int64], trials: int, chance: float) -> NDArray[np.float64]:
+    """P[W = w] of so many coins."""
+    ways = gammaln(trials + 1) - gammaln(successes + 1) - gammaln(trials - successes + 1)
+    found: NDArray[np.float64] = np.exp(ways + xlogy(successes, chance) + xlog1py(trials - successes, -chance))
+    return found
+
+
+def one_run_epsilon_bound(*, canaries: int, guesses: int, correct: int, delta: float, confidence: float) -> float:
+    """ε that the training has at least, with `confidence`, if so many guesses were right.
+
+    >>> round(one_run_epsilon_bound(canaries=1000, guesses=100, correct=95, delta=1e-5, confidence=0.95), 2)
+    2.17
+    """
+
+    def is_refuted(epsilon: float) -> bool:
+        found = one_run_p_value(canaries=canaries, guesses=guesses, correct=correct, epsilon=epsilon, delta=delta)
+        return found <= 1 - confidence
+
+    if not is_refuted(0.0):
+        return 0.0
+    low, high = 0.0, _LARGEST_EPSILON
+    for _ in range(_HALVINGS):  # the safe end: `low` was computed to be refuted
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
+    return low

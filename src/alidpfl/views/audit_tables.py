@@ -1,0 +1,70 @@
+"""An audit in the terminal, from its JSON document."""
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_WEAK = 0.9  # of the largest contribution: below, a pass says less than it seems
+
+
+def audit_view(audit: dict[str, Any]) -> Group:
+    """A table for each audit, and the verdict."""
+    parts: list[RenderableType] = []
+    if audit["one_step"] is not None:
+        parts.append(_step_table(audit["one_step"]))
+    if audit["one_run"] is not None:
+        parts.append(_run_table(audit["one_run"]))
+    return Group(*parts, *_verdict(audit))
+
+
+def _table(title: str, rows: dict[str, str]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _step_table(step: dict[str, Any]) -> Table:
+    caught = step["catches"]
+    rows = {
+        "claimed": f"σ = {step['noise_multiplier']:g}, so that μ = 1/σ = {step['claimed']:.4f} at most",
+        "measured": f"μ ≈ {step['estimate']:.4f}",
+        "lower bound": f"μ ≥ {step['lower_bound']:.4f} with confidence {step['confidence']:g}",
+        "would be, for the run": f"ε ≥ {step['epsilon_lower_bound']:.3f} of {step['claimed_epsilon']:g} claimed",
+        "canary": f"{step['copies']} x {step['strength']:.4f} of the largest contribution that is allowed",
+        "errors": f"{step['false_positives']} false alarms, {step['false_negatives']} misses in "
+        f"{step['draws']} steps each",
+        "catches": "no σ, however small: raise --draws" if caught is None else f"σ too small by a factor {caught:.3g}",
+    }
+    return _table("One step, with the canary and without", rows)
+
+
+def _run_table(run: dict[str, Any]) -> Table:
+    rows = {
+        "claimed": f"ε = {run['claimed_epsilon']:g} at δ = {run['delta']:g} at most",
+        "lower bound": f"ε ≥ {run['lower_bound']:.3f} with confidence {run['confidence']:g}",
+        "canaries": f"{run['canaries']}, each {run['strength']:.4f} C at first, root mean square cosine "
+        f"{run['overlap']:.3f}",
+        "guesses": f"{run['correct']} of {run['guesses']} right, after {run['steps']} releases",
+    }
+    return _table("One run, every canary in by a coin", rows)
+
+
+def _verdict(audit: dict[str, Any]) -> list[Text]:
+    parts = [part for part in (audit["one_step"], audit["one_run"]) if part is not None]
+    lines = []
+    if min(part["strength"] for part in parts) < _WEAK:
+        lines.append(Text("The canary is weak here: it passes more easily than a worse record would.", style="yellow"))
+    claim = f"ε = {audit['claimed_epsilon']:g} at δ = {audit['delta']:g}"
+    if audit["refuted"]:
+        lines.append(Text(f"REFUTED: the training shows more of a record than {claim} allows", style="bold red"))
+    else:
+        lines.append(
+            Text(
+                f"not refuted: {claim}, measured ε ≥ {audit['lower_bound']:.3f} (confidence "
+                f"{audit['confidence']:.4g}). A lower bound is what was shown, not all there is: no proof."
+            )
+        )
+    return lines

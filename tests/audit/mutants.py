@@ -1,0 +1,100 @@
+"""Bugs of the audit's own statistics, and bugs of the engine that the audit alone must find; see `tests/mutants.py`."""
+
+BOUNDS_TESTS = "tests/audit/test_bounds.py"
+STEP_TESTS, RUN_TESTS = "tests/audit/test_one_step.py", "tests/audit/test_one_run.py"
+BOUNDS, STEP, RUN = (f"src/alidpfl/audit/{name}.py" for name in ("bounds", "one_step", "one_run"))
+REAL_STEP = f"{STEP_TESTS}::test_the_real_step_is_not_refuted_and_the_canary_is_strong"
+
+AUDIT_MUTANTS = (
+    (
+        "audit: plain frequencies in place of Clopper and Pearson's bound",
+        BOUNDS,
+        "float(betainccinv(count + 1, total - count, error))",
+        "max(count, 1) / total",
+        BOUNDS_TESTS,
+    ),
+    (
+        "audit: the whole error for either arm",
+        BOUNDS,
+        "error = (1 - confidence) / 2",
+        "error = 1 - confidence",
+        BOUNDS_TESTS,
+    ),
+    (
+        "audit: false alarms alone count",
+        BOUNDS,
+        "for count in (false_positives, false_negatives)]\n    return max(0.0, -sum",
+        "for count in (false_positives, false_positives)]\n    return max(0.0, -sum",
+        BOUNDS_TESTS,
+    ),
+    (
+        "audit: δ costs nothing",
+        BOUNDS,
+        ".max()) * canaries * delta)",
+        ".max()) * 0.0)",
+        BOUNDS_TESTS,
+    ),
+    (
+        "audit: the unsafe end of the search for ε",
+        BOUNDS,
+        "        low, high = (middle, high) if is_refuted(middle) else (low, middle)\n    return low",
+        "        low, high = (middle, high) if is_refuted(middle) else (low, middle)\n    return high + 1e-3",
+        BOUNDS_TESTS,
+    ),
+    (
+        "audit: the arms change places",
+        STEP,
+        "return tuple(observed[False]), tuple(observed[True])",
+        "return tuple(observed[True]), tuple(observed[False])",
+        REAL_STEP,
+    ),
+    (
+        "audit: what a group shows is said of one record",
+        STEP,
+        "draws, confidence) / arms.copies",
+        "draws, confidence)",
+        REAL_STEP,
+    ),
+    (
+        "audit: the best attempt is picked for nothing",
+        RUN,
+        "each = 1 - (1 - confidence) / len(made)",
+        "each = confidence",
+        f"{RUN_TESTS}::test_the_best_of_several_attempts_pays_for_the_choice",
+    ),
+    (
+        "audit: lowest scores guessed to be in",
+        RUN,
+        "scores.argsort(descending=True)",
+        "scores.argsort()",
+        f"{RUN_TESTS}::test_the_highest_scores_are_guessed_in_and_the_lowest_out",
+    ),
+    (
+        "audit: canaries that are out leave a gap in the number of records",
+        RUN,
+        "clients=[torch.cat([torch.arange(own), rows])]",
+        "clients=[torch.cat([torch.arange(own), rows[is_in]])]",
+        f"{RUN_TESTS}::test_a_client_has_as_many_records_whatever_the_coins",
+    ),
+    (
+        "audited: a fifth less noise",
+        "src/alidpfl/dpsgd/randomness.py",
+        "        return out[:count]",
+        "        return 0.8 * out[:count]",
+        f"{STEP_TESTS}::test_the_real_step_is_not_refuted_by_as_many_draws_as_find_a_fifth_less_noise",
+    ),
+    (
+        "audited: nothing is clipped",
+        "src/alidpfl/dpsgd/gradients.py",
+        "factors = (limit / norms).clamp_max(1)",
+        "factors = torch.ones_like(norms)",
+        REAL_STEP,
+    ),
+    (
+        "audited: an update is noised for half of what it can move by",
+        "src/alidpfl/federation/client.py",
+        "add_noise(released, 2 * plan.clip_norm",
+        "add_noise(released, plan.clip_norm",
+        f"{REAL_STEP}[update]",
+    ),
+)

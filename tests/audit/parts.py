@@ -1,0 +1,90 @@
+"""A claim small enough to audit in a second, and engines that break it. Only tests break engines: by monkeypatching."""
+
+import torch
+
+from alidpfl.audit import Subject
+from alidpfl.dpsgd import clipping, softmax, step
+from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, PerSampleClipper
+from alidpfl.federation import client
+from alidpfl.federation.settings import FederationSettings
+from alidpfl.methods import make_method
+from alidpfl.policies import make_policy
+from alidpfl.privacy import PrivacyBudget
+
+REAL_ADD_NOISE, REAL_MICROBATCH = step.add_noise, PerSampleClipper._microbatch
+
+
+def softmax_regression(features: int = 8) -> torch.nn.Module:
+    """Takes the closed form."""
+    torch.manual_seed(0)
+    return torch.nn.Linear(features, 3, bias=False)
+
+
+def network(features: int = 8) -> torch.nn.Module:
+    """Takes the per-sample clipper."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(features, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+
+
+def subject(
+    model=None, *, method="fedavg_dp", sigma=2.0, epsilon=1.0, clip_norm=0.5, records=20, features=8, **options
+) -> Subject:
+    random = torch.Generator().manual_seed(0)
+    model = model or softmax_regression(features)
+    inputs = torch.randn(records, features, generator=random)
+    return Subject(
+        model=model,
+        inputs=inputs,
+        targets=torch.randint(3, (records,), generator=random),
+        method=make_method(method, clip_norm=clip_norm, noise_multiplier=sigma, **options),
+        policy=make_policy("fixed", local_steps=1),
+        budget=PrivacyBudget(epsilon=epsilon, delta=1e-5),
+        settings=FederationSettings(max_rounds=3, sample_rate=0.1, learning_rate=0.5),
+        accountant="rdp",
+        evaluation={"validation": (inputs[:5], torch.zeros(5, dtype=torch.int64))},
+    )
+
+
+def too_little_noise(monkeypatch, ratio: float) -> None:
+    def add_noise(gradients, scale, random):
+        REAL_ADD_NOISE(gradients, scale / ratio, random)
+
+    for module in (step, client):
+        monkeypatch.setattr(module, "add_noise", add_noise)
+
+
+def noise_skipped_every(monkeypatch, number: int) -> None:
+    calls = [0]
+
+    def add_noise(gradients, scale, random):
+        calls[0] += 1
+        if calls[0] % number:
+            REAL_ADD_NOISE(gradients, scale, random)
+        else:
+            gradients.update({name: gradient.float() for name, gradient in gradients.items()})
+
+    monkeypatch.setattr(step, "add_noise", add_noise)
+
+
+def nothing_clipped(monkeypatch) -> None:
+    for module in (clipping, softmax):
+        monkeypatch.setattr(module, "clip_factors", lambda norms, _limit: torch.ones_like(norms))
+
+
+def clipped_per_layer(monkeypatch) -> None:
+    """Every tensor of a sample's gradient to norm C, instead of all of them together."""
+
+    def microbatch(self, inputs, targets, clip_norm):
+        sums = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.parameters.items()}
+        norms, losses = [], []
+        for x, y in zip(inputs.split(1), targets.split(1), strict=True):
+            one = REAL_MICROBATCH(self, x, y, torch.inf)
+            norms.append(one.statistics.norms)
+            losses.append(one.statistics.losses)
+            if not bool(one.statistics.norms.isfinite().all()):
+                continue
+            for name, gradient in one.gradients.items():
+                sums[name] += gradient * min(1.0, clip_norm / max(float(gradient.norm()), 1e-30))
+        return ClippedSum(gradients=sums, statistics=BatchStatistics(norms=torch.cat(norms), losses=torch.cat(losses)))
+
+    monkeypatch.setattr(PerSampleClipper, "_microbatch", microbatch)
