@@ -19,7 +19,7 @@ _SECONDS_TO_LOOK = 0.2
 def exclusive_lock(path: Path, *, owner_of: Path, remedy: str = "choose another --out") -> Iterator[None]:
     """Holds the lock file `path` of the folder `owner_of`; a ConfigError that names the holder if there is one."""
     with disk_errors("lock", path):
-        file = path.open("a+", encoding="utf-8")
+        file = path.open("a+", encoding="utf-8", errors="replace")
     with file:
         _acquire(file, path, owner_of, remedy)
         try:
@@ -32,7 +32,7 @@ def exclusive_lock(path: Path, *, owner_of: Path, remedy: str = "choose another 
 def lock_holder(path: Path) -> str | None:
     """Who holds the lock file `path` now, such as "process 7 on host"; None: nobody."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             holder = file.read().strip()
             # One that was killed has left its name. The lock is not left: who gets it, for an instant, knows.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
