@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.faults.mutants import FAULT_MUTANTS  # noqa: E402
 from tests.features.mutants import FEATURE_MUTANTS  # noqa: E402
 from tests.flower.mutants import FLOWER_MUTANTS  # noqa: E402
 from tests.vault.mutants import VAULT_MUTANTS  # noqa: E402
@@ -469,7 +470,7 @@ MUTANTS: tuple[Mutant, ...] = (
 )
 
 
-MUTANTS += tuple(Mutant(*parts) for parts in (*VAULT_MUTANTS, *FLOWER_MUTANTS, *FEATURE_MUTANTS))
+MUTANTS += tuple(Mutant(*parts) for parts in (*VAULT_MUTANTS, *FLOWER_MUTANTS, *FEATURE_MUTANTS, *FAULT_MUTANTS))
 
 
 def _copy(target: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -183,4 +184,12 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # ε and table lines must not crash a terminal without Unicode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # what was printed fits nowhere: the disk behind a pipe or a file is full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more at its end
+        sys.stderr.write(f"alidpfl: {_told(error) or error.strerror}\n")
+        sys.exit(_EXIT_BAD_INPUT)

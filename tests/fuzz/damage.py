@@ -19,26 +19,31 @@ def damaged(draw, content: bytes) -> bytes:
     return content
 
 
+_OTHER = st.sampled_from((b"", b"\0" * 64, b"\xff" * 64, b"\n\n", _DEEP.encode(), b"{}", b"[]", b"null"))
+
+
 @st.composite
 def _once(draw, content: bytes) -> bytes:
     start = draw(st.integers(0, max(0, len(content) - 1)))
     end = min(len(content), start + draw(st.sampled_from((1, 2, 4, 8, 64))))
+    before, touched, after = content[:start], content[start:end], content[end:]
     match draw(st.sampled_from(("flip", "flip", "overwrite", "insert", "remove", "double", "cut", "replace"))):
-        case "flip" if content:
-            bit = 1 << draw(st.integers(0, 7))
-            return content[:start] + bytes([content[start] ^ bit]) + content[start + 1 :]
+        case "flip":
+            flipped = bytes([touched[0] ^ 1 << draw(st.integers(0, 7))]) if touched else b"\0"
+            content = before + flipped + touched[1:] + after
         case "overwrite":
-            return content[:start] + draw(_pieces)[: end - start] + content[end:]
+            content = before + draw(_pieces)[: end - start] + after
         case "insert":
-            return content[:start] + draw(_pieces) + content[start:]
+            content = before + draw(_pieces) + touched + after
         case "remove":
-            return content[:start] + content[end:]
+            content = before + after
         case "double":
-            return content[:end] + content[start:]
+            content = before + touched + touched + after
         case "cut":
-            return content[:start]
+            content = before
         case _:
-            return draw(st.sampled_from((b"", b"\0" * 64, b"\xff" * 64, b"\n\n", _DEEP.encode(), b"{}", b"[]", b"null")))
+            content = draw(_OTHER)
+    return content
 
 
 _pieces = st.one_of(

@@ -30,13 +30,13 @@ def examples(count: int) -> settings:
     )
 
 
-def fine_or_refused(work):
-    """The result of `work`, or None where it was refused in our words."""
+def fine_or_refused(work, never: tuple[str, ...] = ()):
+    """The result of `work`, or None where it was refused in our words, `never` with these in them."""
     try:
         with _bounded():
             return work()
     except AliDpflError as error:
-        check_text(str(error))
+        check_text(str(error), never)
         return None
 
 
@@ -54,8 +54,9 @@ def command(*arguments) -> tuple[int, str]:
     return done.exit_code, told
 
 
-def check_text(text: str) -> None:
+def check_text(text: str, never: tuple[str, ...] = ()) -> None:
     """One clear line, whatever was in the file that it is about."""
+    assert not [mark for mark in never if mark in text], text
     assert text.strip()
     assert len(text) <= _LONGEST_TEXT, text[:300]
     assert text.isprintable(), repr(text)

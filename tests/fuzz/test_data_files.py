@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from alidpfl.data.cifar import read_batch
 from alidpfl.data.idx import read_idx
 from alidpfl.data.npz import load_client, load_npz
-from alidpfl.errors import DataError
 
 from .damage import damaged
-from .harness import check_text, examples, fine_or_refused
+from .harness import examples, fine_or_refused
 
 MARK = "PATIENT731."
 VALUES = np.frombuffer(MARK[:8].encode() * 10, np.float32).reshape(10, 2)
@@ -47,24 +46,19 @@ def _zipped(x: bytes, y: bytes | None = None, compression: int = zipfile.ZIP_STO
     return file.getvalue()
 
 
-def _read(tmp_path, content: bytes):
+def _read(tmp_path, content: bytes) -> None:
     (tmp_path / "client.npz").write_bytes(content)
-    found = fine_or_refused(lambda: load_client(tmp_path / "client.npz"))
-    try:
-        load_npz(tmp_path, 0, (-1.0, 1.0), num_classes=3)
-    except DataError as error:
-        check_text(str(error))
-        assert not any(mark in str(error) for mark in SHOWN), str(error)
-    return found
+    fine_or_refused(lambda: load_client(tmp_path / "client.npz"), never=SHOWN)
+    fine_or_refused(lambda: load_npz(tmp_path, 0, (-1.0, 1.0), num_classes=3), never=SHOWN)
 
 
-@examples(150)
+@examples(40)
 @given(data=st.data(), compress=st.booleans())
 def test_a_damaged_npz_file(tmp_path, data, compress):
     _read(tmp_path, data.draw(damaged(_npz(compress))))
 
 
-@examples(60)
+@examples(30)
 @given(
     length=st.integers(0, 2**16 - 1),
     version=st.sampled_from((1, 2, 3, 9)),
@@ -85,11 +79,11 @@ _SHAPES = st.lists(st.sampled_from((-1, 0, 1, 2, 10, 2**20, 2**31, 2**40, 2**62,
 _TYPES = st.sampled_from(("<f4", "<f8", "|u1", "<i8", "<c16", "|O", "|S1000000000", "<U9", "<M8[s]", "|V8", "?", "<q9"))
 
 
-@examples(80)
+@examples(30)
 @given(shape=_SHAPES, kind=_TYPES, order=st.booleans(), for_labels=st.booleans(), deflated=st.booleans())
 @example(shape=[2**40, 2], kind="<f4", order=False, for_labels=False, deflated=False)
 @example(shape=[2**27, 2], kind="<f4", order=False, for_labels=False, deflated=True)
-def test_a_shape_that_the_file_does_not_hold(tmp_path, shape, kind, order, for_labels, deflated):
+def test_a_shape_that_the_file_does_not_hold(tmp_path, *, shape, kind, order, for_labels, deflated):
     array = _npy(f"{{'descr': {kind!r}, 'fortran_order': {order}, 'shape': {tuple(shape)}, }}\n", VALUES.tobytes())
     x = io.BytesIO()
     np.save(x, VALUES)
@@ -108,7 +102,7 @@ def test_arrays_of_other_types(tmp_path, kind):
 _IDX = bytes([0, 0, 8, 3]) + struct.pack(">3I", 4, 3, 2) + bytes(range(24))
 
 
-@examples(100)
+@examples(30)
 @given(data=st.data(), packed=st.booleans())
 def test_a_damaged_idx_file(tmp_path, data, packed):
     content = data.draw(damaged(gzip.compress(_IDX) if packed else _IDX))
@@ -130,7 +124,7 @@ def _batch() -> bytes:
     return pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, 2]}, protocol=2)
 
 
-@examples(100)
+@examples(30)
 @given(data=st.data(), is_pickle=st.booleans())
 def test_a_damaged_batch_of_cifar(tmp_path, data, is_pickle):
     content = data.draw(damaged(_batch() if is_pickle else bytes(2 * 3073)))

@@ -109,13 +109,13 @@ def test_an_honest_answer_is_used():
     assert torch.equal(update.params, torch.full((9,), 0.1))
 
 
-@examples(120)
+@examples(40)
 @given(data=st.data())
 def test_damaged_answers(data):
     _trained(lambda content: data.draw(damaged(encode(*_honest(content)))))
 
 
-@examples(120)
+@examples(40)
 @given(data=st.data())
 def test_edited_answers(data):
     def answer(content):
@@ -126,7 +126,7 @@ def test_edited_answers(data):
     _trained(answer)
 
 
-@examples(60)
+@examples(25)
 @given(header=edited({"weight": {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}}), size=st.integers(0, 64))
 def test_headers_that_lie_about_sizes(header, size):
     def answer(content):
@@ -152,7 +152,7 @@ def test_an_honest_introduction_is_taken():
     assert _gathered(json.dumps({"info": INFO, "partition": 0}).encode()).keys() == {7}
 
 
-@examples(100)
+@examples(40)
 @given(data=st.data(), is_edited=st.booleans())
 def test_introductions(data, is_edited):
     document = {"info": INFO, "partition": 0}

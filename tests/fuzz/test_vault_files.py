@@ -84,7 +84,7 @@ def _asked(folder, name):
     assert spent(folder) == (ROUNDS + 1) * STEPS
 
 
-@examples(60)
+@examples(12)
 @given(data=st.data(), name=st.sampled_from(FILES))
 def test_a_damaged_folder(memory, template, data, name):
     path = _copied(memory, template)
@@ -92,7 +92,7 @@ def test_a_damaged_folder(memory, template, data, name):
     _checked(path, name)
 
 
-@examples(40)
+@examples(8)
 @given(data=st.data(), name=st.sampled_from((HEAD, "../anchor", REFUSALS, "enrolment.json", LEDGER)))
 def test_an_edited_folder(memory, template, data, name):
     path = _copied(memory, template)
@@ -107,7 +107,7 @@ def test_an_edited_folder(memory, template, data, name):
     _checked(path, name)
 
 
-@examples(40)
+@examples(8)
 @given(values=edited(policy_values(service__keep_answers=3)))
 def test_an_edited_policy(memory, template, values):
     path = _copied(memory, template)

@@ -1,4 +1,4 @@
-"""Bytes over the real socket that are hardly HTTP, or HTTP around hardly a request: the vault lives, nothing is free."""
+"""Bytes over the real socket, hardly HTTP, or HTTP around hardly a request: the vault lives, and nothing is free."""
 
 import json
 import socket
@@ -64,19 +64,19 @@ def _check(vault, received: bytes) -> None:
     assert client.info()["num_records"] == 40
 
 
-@examples(50)
+@examples(12)
 @given(data=st.data(), number=st.integers(0, 10_000))
 def test_damaged_http(vault, data, number):
     _check(vault, _sent(vault[0], data.draw(damaged(_http(body(round=number, steps=1))))))
 
 
-@examples(50)
+@examples(12)
 @given(data=st.data(), number=st.integers(0, 10_000))
 def test_damaged_bodies(vault, data, number):
     _check(vault, _sent(vault[0], _http(data.draw(damaged(body(round=number, steps=1))))))
 
 
-@examples(50)
+@examples(12)
 @given(data=st.data(), number=st.integers(0, 10_000))
 def test_edited_requests(vault, data, number):
     import safetensors.numpy

@@ -87,6 +87,11 @@ class Results:
 
     def write_lines(self, path: Path, keys: set[str]) -> None:
         """The results with these keys, in the order of their keys: small, and the same bytes every time."""
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")  # two processes that wrote one file at once would spoil it
+            self._write_lines(path, keys)
+
+    def _write_lines(self, path: Path, keys: set[str]) -> None:
         known = self.all()
         found = [known[key] for key in sorted(keys & known.keys())]
         write_atomically(path, "".join(json.dumps(asdict(result)) + "\n" for result in found).encode())

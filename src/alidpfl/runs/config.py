@@ -184,7 +184,9 @@ class RunSection(_Section):
     randomness: Literal["seeded", "secure"] = Field(
         "seeded", description="Batches and noise: repeatable, or from the operating system's entropy."
     )
-    processes: int | None = Field(None, ge=1, le=1024, examples=[2], description="Worker processes; left out: one a core.")
+    processes: int | None = Field(
+        None, ge=1, le=1024, examples=[2], description="Worker processes; left out: one a core."
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where clients train.")
     evaluate_every: int = Field(10, ge=1, description="Rounds between two evaluations; the last is always evaluated.")
     evaluate_on: Literal["test", "validation"] = Field(

@@ -275,7 +275,7 @@ class Chain:
     def _stage(self, head: Head) -> None:
         """Write the new heads beside the old ones."""
         for path in self._heads:
-            descriptor = os.open(_staged(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE)
+            descriptor = os.open(staged(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE)
             try:
                 content = head.to_bytes()
                 if os.write(descriptor, content) != len(content):
@@ -287,9 +287,10 @@ class Chain:
     def _commit(self) -> None:
         """Have the new heads take the place of the old ones, for good."""
         for path in self._heads:
-            os.replace(_staged(path), path)
+            os.replace(staged(path), path)
             sync_directory(path.parent)
 
 
-def _staged(path: Path) -> Path:
+def staged(path: Path) -> Path:
+    """Where the next head waits for its line."""
     return path.with_name(f".{path.name}.next")
