@@ -88,6 +88,7 @@ class Results:
     def write_lines(self, path: Path, keys: set[str]) -> None:
         """The results with these keys, in the order of their keys: small, and the same bytes every time."""
         with self._open() as connection:
+            path.parent.mkdir(parents=True, exist_ok=True)
             connection.execute("BEGIN IMMEDIATE")  # two processes that wrote one file at once would spoil it
             self._write_lines(path, keys)
 
