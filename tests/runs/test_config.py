@@ -221,7 +221,7 @@ def _configs(draw) -> Config:
             "pixel_range": draw(st.tuples(st.floats(-5, 0), st.floats(0.1, 5))),
         },
         "privacy": {
-            "epsilon": draw(st.floats(1e-9, 1e9)),
+            "epsilon": draw(st.floats(1e-9, 1e6)),
             "delta": draw(st.floats(1e-300, 0.99)),
             "noise_multiplier": draw(st.none() | st.floats(1e-9, 1e9)),
             "unsafe": draw(st.sampled_from([(), ("unaccounted-signals",)])),

@@ -95,8 +95,8 @@ def enrol(folder: Path, source: Source, policy: Policy) -> Enrolment:
         undo.callback(shutil.rmtree, building, ignore_errors=True)
         if policy.anchor_file is not None:
             _claim(policy.anchor_file)
-            undo.callback(staged(policy.anchor_file).unlink, missing_ok=True)
             undo.callback(policy.anchor_file.unlink, missing_ok=True)  # ours from here on, and only ours to delete
+            undo.callback(staged(policy.anchor_file).unlink, missing_ok=True)
         _fill(building, enrolment, policy)
         os.rename(building, folder)  # over an empty folder, or as a new one: never over a ledger
         undo.pop_all()
