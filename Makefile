@@ -9,8 +9,8 @@ SET_UP := $(VENV)/.set-up
 SET_UP_BENCH := $(VENV)/.set-up-bench
 SET_UP_FLOWER := $(VENV)/.set-up-flower
 
-.PHONY: help run demo-flower test lint types contracts unit test-slow nightly mutants bench bench-round bench-accounting \
-	bench-grid bench-features bench-softmax bench-flower docs format clean
+.PHONY: help run demo-flower test lint types contracts unit test-slow nightly fuzz soak audit-dependencies mutants bench \
+	bench-round bench-accounting bench-grid bench-features bench-softmax bench-flower docs format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -34,7 +34,7 @@ contracts: $(SET_UP) ## import-linter: imports point down only
 	$(BIN)/lint-imports
 
 # In two processes, one a core: these folders start processes of their own and mostly wait; the rest computes.
-WAITING := tests/flower tests/vault tests/reproduction tests/planner tests/runs tests/store tests/data
+WAITING := tests/flower tests/vault tests/faults tests/reproduction tests/planner tests/runs tests/store tests/data
 PYTEST := $(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
 
 unit: $(SET_UP) ## pytest without the slow tests, in two processes
@@ -48,6 +48,24 @@ test-slow: $(SET_UP) ## The tests that take minutes
 
 nightly: $(SET_UP_FLOWER) ## 200 kills of vaults, SuperNodes and the ServerApp, and 200 of a vault alone; hours
 	ALIDPFL_KILLS=200 $(BIN)/python -m pytest -m slow tests/flower/test_kills.py tests/vault/test_kills.py
+
+FUZZ ?= 50
+fuzz: $(SET_UP) ## Damaged files, updates and requests, drawn anew: FUZZ=50 times as many as in CI; half an hour
+	ALIDPFL_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz
+
+soak: $(SET_UP) ## 2,000 rounds with 100 clients, then through a vault: memory and open files must stay flat; minutes
+	$(BIN)/python -m tests.faults.soak
+
+# A report, never a failure: it needs a vulnerability service, which may be out of reach, and is not waited for long.
+# --strict: what could not be looked up must not pass for safe.
+AUDIT := $(VENV)/audit
+audit-dependencies: ## pip-audit on constraints.txt, for at most a minute; a report only
+	@timeout 60 bash -c '{ test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && \
+		$(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit; }; } && $(AUDIT)/bin/pip-audit --strict \
+		--requirement constraints.txt --no-deps --disable-pip --progress-spinner off --timeout 10' \
+		2>&1 | grep -v ^WARNING | cut -c 1-200 | tail -n 8; \
+	if [ "$${PIPESTATUS[0]}" = 0 ]; then echo "audit: no known vulnerability in constraints.txt"; \
+	else echo "audit: not clean, or no vulnerability service in reach within a minute; a report only"; fi
 
 mutants: $(SET_UP) ## Break the code on purpose, one bug at a time; each must turn a test red. ONLY=ledger, ARGS="--jobs 2"
 	$(BIN)/python tests/mutants.py --only "$(ONLY)" $(ARGS)

@@ -4,11 +4,16 @@ import os
 import warnings
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer asks click 8.3 for a name that click deprecates
     import typer.testing  # noqa: F401
+
+# The same examples every time: CI must not be red by chance. `make fuzz` sets ALIDPFL_FUZZ and draws new ones.
+hypothesis.settings.register_profile("same", derandomize="ALIDPFL_FUZZ" not in os.environ, deadline=None)
+hypothesis.settings.load_profile("same")
 
 _skipped_real_data: list[str] = []
 

@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.audit.mutants import AUDIT_MUTANTS  # noqa: E402
 from tests.dpsgd.mutants import GRID_MUTANTS  # noqa: E402
+from tests.faults.mutants import FAULT_MUTANTS  # noqa: E402
 from tests.features.mutants import FEATURE_MUTANTS  # noqa: E402
 from tests.flower.mutants import FLOWER_MUTANTS  # noqa: E402
 from tests.mutation import Mutant, Progress, check_baseline, chosen, killers  # noqa: E402
@@ -501,7 +502,15 @@ MUTANTS: tuple[Mutant, ...] = (
 
 
 MUTANTS += tuple(
-    Mutant(*parts) for parts in (*VAULT_MUTANTS, *FLOWER_MUTANTS, *FEATURE_MUTANTS, *GRID_MUTANTS, *AUDIT_MUTANTS)
+    Mutant(*parts)
+    for parts in (
+        *VAULT_MUTANTS,
+        *FLOWER_MUTANTS,
+        *FEATURE_MUTANTS,
+        *GRID_MUTANTS,
+        *AUDIT_MUTANTS,
+        *FAULT_MUTANTS,
+    )
 )
 
 KNOWN_BUGS: dict[str, tuple[str, ...]] = {

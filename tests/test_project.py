@@ -76,6 +76,17 @@ def test_the_native_library_is_optional_at_build_time(tmp_path):
     assert done.stdout.strip() == "none torch.Size([3])"
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_ci_ends_as_the_tests_end_whatever_the_audit_says(tmp_path, status):
+    make = tmp_path / "make"
+    make.write_text(f'#!/bin/sh\necho "$@"\ncase "$*" in *audit*) exit 1;; *) exit {status};; esac\n')
+    make.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([ROOT / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert done.stdout.splitlines() == ["test", "--no-print-directory audit-dependencies"]
+
+
 def test_every_mutant_still_has_its_place():
     for mutant in mutants.MUTANTS:
         assert (ROOT / mutant.file).read_text().count(mutant.old) == 1, mutant.name

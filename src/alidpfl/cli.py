@@ -1,7 +1,9 @@
 """The `alidpfl` command: parse, call, print. Heavy imports wait until a command needs them."""
 
+import errno
 import io
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +23,7 @@ from alidpfl.cli_reproduce import reproduce, tables
 from alidpfl.cli_run import run
 from alidpfl.cli_vault import vault_app
 from alidpfl.cli_views import compare, show
-from alidpfl.errors import AliDpflError
+from alidpfl.errors import AliDpflError, printable
 
 if TYPE_CHECKING:
     import click
@@ -35,12 +37,26 @@ class _Commands(typer.core.TyperGroup):
     def invoke(self, ctx: "click.Context") -> Any:
         try:
             return super().invoke(ctx)
-        except AliDpflError as error:
-            typer.echo(f"alidpfl: {error}", err=True)
-            raise typer.Exit(_EXIT_BAD_INPUT) from None
         except KeyboardInterrupt:
             typer.echo("alidpfl: interrupted", err=True)
             raise typer.Exit(_EXIT_INTERRUPTED) from None
+        except Exception as error:
+            if (text := _told(error)) is None:  # a bug of ours, whose traceback we want to see
+                raise
+            typer.echo(f"alidpfl: {text}", err=True)
+            raise typer.Exit(_EXIT_BAD_INPUT) from None
+
+
+def _told(error: Exception) -> str | None:
+    """What a user can do about an error: all of our own, and two that any line of any command may meet."""
+    if isinstance(error, AliDpflError):
+        return str(error)
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
+        return "there is not enough memory for this: make the model, the batches or the number of processes smaller"
+    if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):  # a closed pipe is for click to end
+        where = f" ({error.filename})" if error.filename else ""
+        return printable(f"{error.strerror}{where}: see to the disk, the path and its permissions")
+    return None
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -170,4 +186,12 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # ε and table lines must not crash a terminal without Unicode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # what was printed fits nowhere: the disk behind a pipe or a file is full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more at its end
+        sys.stderr.write(f"alidpfl: {_told(error) or error.strerror}\n")
+        sys.exit(_EXIT_BAD_INPUT)

@@ -210,7 +210,7 @@ def _announce(vault: "Vault", where: Path) -> None:
 def _print_status(told: dict[str, Any], folder: Path) -> None:
     from rich.markup import escape
 
-    from alidpfl.vault.refusals import printable
+    from alidpfl.errors import printable
     from alidpfl.views.terminal import wide_console
 
     table = Table("", "", title=escape(f"Vault {folder}"), show_header=False)

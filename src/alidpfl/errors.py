@@ -4,9 +4,23 @@ A message says what is wrong, with which value, and what to do about it. The com
 line on standard error and exit status 2; anything else is a bug of ours.
 """
 
+_LONGEST_TEXT = 2000
+
 
 class AliDpflError(Exception):
-    """Base of all errors that a user can cause and mend."""
+    """Base of all errors that a user can cause and mend. Its text is one line, whatever a damaged file put into it."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+def printable(text: str, longest: int = _LONGEST_TEXT) -> str:
+    r"""One line without control characters, of bounded length.
+
+    >>> printable("a\x1b[2J\nb")
+    'a?[2J?b'
+    """
+    return "".join(character if character.isprintable() else "?" for character in text[:longest])
 
 
 class ConfigError(AliDpflError, ValueError):

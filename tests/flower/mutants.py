@@ -7,7 +7,7 @@ FLOWER_MUTANTS = (
     (
         "flower: a node's words reach the terminal as they are",
         f"{ENGINES}/nodes.py",
-        "printable(self.reason)[:_LONGEST_REASON]",
+        "printable(self.reason, _LONGEST_REASON)",
         "self.reason[:_LONGEST_REASON]",
         APPS,
     ),

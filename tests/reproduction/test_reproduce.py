@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -139,19 +140,26 @@ def test_a_limit_is_kept(grid, store, tmp_path):
     assert tally.seconds_left is None
 
 
-def test_killed_it_goes_on_and_ends_the_same(tmp_path):
-    path = tmp_path / "own.toml"
+@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_killed_it_goes_on_and_ends_the_same(tmp_path, kills):
+    path, moments = tmp_path / "own.toml", random.Random(kills)  # noqa: S311
     path.write_text(GRID.format(rounds=40))
     arguments = ("reproduce", path, "--methods", "ours:ratio", "--jobs", "2")
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.run(command(*arguments, "--store", tmp_path / "whole"), check=True, **quiet)
-    child = subprocess.Popen(command(*arguments, "--store", tmp_path / "killed"), **quiet)
-    while not any(path.stat().st_size for path in (tmp_path / "killed").glob("runs/*/metrics.jsonl")):
-        assert child.poll() is None
-        time.sleep(0.01)
-    child.kill()  # alone, as when memory runs out: its jobs must go with it
-    child.wait()
-    assert list((tmp_path / "killed").glob("runs/*/metrics.jsonl"))  # in the middle of a run
+
+    def rounds():
+        return sum(path.read_bytes().count(b"\n") for path in (tmp_path / "killed").glob("runs/*/metrics.jsonl"))
+
+    for _ in range(kills):
+        child, before = subprocess.Popen(command(*arguments, "--store", tmp_path / "killed"), **quiet), rounds()
+        while rounds() <= before and child.poll() is None:
+            time.sleep(0.01)
+        time.sleep(moments.random() * 0.05 * (kills > 1))
+        child.kill()  # alone, as when memory runs out: its jobs must go with it
+        child.wait()
+    if kills == 1:
+        assert rounds()  # in the middle of a run
     subprocess.run(command(*arguments, "--store", tmp_path / "killed"), check=True, **quiet)
 
     def results(folder):

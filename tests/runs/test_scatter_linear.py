@@ -200,8 +200,19 @@ def test_lost_or_exchanged_statistics_are_refused(folder, tmp_path):
     with pytest.raises(DataError, match="a second release of them is not paid for"):
         resume(tmp_path / "run")
     directory = RunDirectory.open(tmp_path / "other")
-    directory.write_statistics({name: values + 1 for name, values in directory.statistics().items()})
-    with pytest.raises(ConfigError, match=r"cannot go on with other settings or data: statistics\.mean"):
+    true = directory.statistics()
+    for false in (
+        {name: values + 1 for name, values in true.items()},
+        {name: values[None] for name, values in true.items()},
+        {name: values.bfloat16() for name, values in true.items()},
+        {"mean": true["mean"]},
+        {**true, "more": true["mean"]},
+    ):
+        directory.write_statistics(false)
+        with pytest.raises(DataError, match="is not what its checkpoint was written with"):
+            resume(tmp_path / "other")
+    directory.write_statistics({name: values * math.nan for name, values in true.items()})
+    with pytest.raises(DataError, match="is not what its checkpoint was written with"):
         resume(tmp_path / "other")
 
 

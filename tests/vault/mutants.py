@@ -341,16 +341,16 @@ VAULT_MUTANTS = (
     ),
     (
         "vault: a refusal quotes control characters",
-        f"{VAULT}/refusals.py",
-        "(code, printable(message))",
-        "(code, message)",
+        "src/alidpfl/errors.py",
+        "return printable(super().__str__())",
+        "return super().__str__()",
         COMMAND,
     ),
     (
         "vault: a refusal has any length",
         f"{VAULT}/refusals.py",
-        "for character in text[:_LONGEST_TEXT])",
-        "for character in text)",
+        "(code, message[:_LONGEST_TEXT])",
+        "(code, message)",
         COMMAND,
     ),
     (

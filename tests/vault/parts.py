@@ -158,9 +158,9 @@ def served(folder: VaultFolder, *arguments):
         process.kill()
 
 
-def not_served(folder: VaultFolder, *arguments) -> str:
+def not_served(folder: VaultFolder, *arguments, log: Path | None = None) -> str:
     """What `alidpfl vault serve` says when it refuses. In a process of its own: one that serves would never end."""
-    process = forked(folder.path.parent / "refused.log", "vault", "serve", "--dir", folder.path, *arguments)
+    process = forked(log or folder.path.parent / "refused.log", "vault", "serve", "--dir", folder.path, *arguments)
     assert process.wait(seconds=30) == 2, process.log.read_text()
     return process.log.read_text()
 

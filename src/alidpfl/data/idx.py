@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from alidpfl.errors import DataError
 
 _UNSIGNED_BYTE = 0x08
+_PIECE = 1 << 20
 _MAX_BYTES = 1 << 31  # no known file has more; a header that claims it is corrupt
 
 
@@ -46,12 +47,20 @@ def _parse(file: IO[bytes], num_dims: int) -> NDArray[np.uint8]:
     size = prod(dims)
     if not 0 < size <= _MAX_BYTES:
         raise ValueError(f"it claims to hold {' x '.join(map(str, dims))} entries")
-    body = file.read(size)
+    body = _at_most(file, size)
     if len(body) < size:
         raise ValueError(f"it holds {len(body)} entries of the {size} that it claims")
     if file.read(1):  # also makes gzip compare its checksum
         raise ValueError(f"bytes follow after the {size} entries that it claims")
     return np.frombuffer(body, np.uint8).reshape(dims)
+
+
+def _at_most(file: IO[bytes], size: int) -> bytearray:
+    """Up to `size` bytes, in pieces: asked for at once, Python takes the memory before it knows that they are there."""
+    content = bytearray()
+    while len(content) < size and (piece := file.read(min(_PIECE, size - len(content)))):
+        content += piece
+    return content
 
 
 def read_images_and_labels(

@@ -8,8 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from alidpfl.errors import NodesMissingError
-from alidpfl.vault.refusals import printable
+from alidpfl.errors import NodesMissingError, printable
 
 NodeId: TypeAlias = int
 Question: TypeAlias = Literal["info", "train"]
@@ -30,7 +29,7 @@ class Failure:
     """For a log and a terminal, and maybe by a node that lies: cut short, printable characters only."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", printable(self.reason)[:_LONGEST_REASON])
+        object.__setattr__(self, "reason", printable(self.reason, _LONGEST_REASON))
 
 
 class Link(Protocol):

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from alidpfl.errors import DataError
-from alidpfl.store.files import write_atomically
+from alidpfl.store.files import parse_json, read_bytes, write_atomically
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, result TEXT NOT NULL)"
 
@@ -55,13 +57,13 @@ class Results:
         """The result of the run with this key."""
         with self._open() as connection:
             row = connection.execute("SELECT result FROM results WHERE key = ?", (key,)).fetchone()
-        return _result(json.loads(row[0])) if row else None
+        return self._kept(row[0]) if row else None
 
     def all(self) -> dict[str, Result]:
         """Every result by its key, in one read."""
         with self._open() as connection:
             rows = connection.execute("SELECT key, result FROM results").fetchall()
-        return {key: _result(json.loads(result)) for key, result in rows}
+        return {key: self._kept(result) for key, result in rows}
 
     def keys(self) -> set[str]:
         """Of all results."""
@@ -81,11 +83,15 @@ class Results:
 
         What the file holds already stays in it, whatever its key: a grid that was changed must not lose results.
         """
-        self.read_lines(path)
-        kept = {result.key for result in read_results(path)}
-        known = self.all()
-        found = [known[key] for key in sorted((keys | kept) & known.keys())]
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._open() as connection:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            connection.execute("BEGIN IMMEDIATE")  # two processes that wrote one file at once would spoil it
+            self._write_lines(path, keys)
+
+    def _write_lines(self, path: Path, keys: set[str]) -> None:
+        kept = {result.key: result for result in read_results(path)}
+        known = kept | self.all()
+        found = [known[key] for key in sorted((keys | kept.keys()) & known.keys())]
         write_atomically(path, "".join(json.dumps(asdict(result)) + "\n" for result in found).encode())
 
     @contextmanager
@@ -95,19 +101,36 @@ class Results:
             with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
                 yield connection
         except (sqlite3.Error, OSError) as error:
-            raise DataError(f"cannot use the results in {self.path}: {error}; move it away to begin anew") from None
+            raise DataError(f"cannot use the results in {self.path}: {error}; {_remedy(error)}") from None
+
+    def _kept(self, content: str) -> Result:
+        try:
+            return _result(content)
+        except ValueError:
+            raise DataError(f"{self.path} holds what is not a result; move it away to begin anew") from None
 
 
 def read_results(path: Path) -> Iterator[Result]:
     """Of a file of results; none where there is no file."""
-    if not path.exists():
-        return
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate((read_bytes(path) or b"").splitlines(), start=1):
         try:
-            yield _result(json.loads(line))
-        except (ValueError, TypeError, KeyError):
+            yield _result(line)
+        except ValueError:
             raise DataError(f"line {number} of {path} is not a result; restore the file or delete the line") from None
 
 
-def _result(values: dict[str, Any]) -> Result:
-    return Result(**{**values, "accuracies": [(int(done), float(shown)) for done, shown in values["accuracies"]]})
+def _remedy(error: Exception) -> str:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return "move it away to begin anew: the JSON lines beside it are read again"
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return "another process is writing: try again when it is done"
+    return "see to the disk and its permissions, then try again: nothing that was stored is lost"
+
+
+def _result(content: bytes | str) -> Result:
+    """Back from a line; a ValueError if it is none."""
+    return _RESULT.validate_python(parse_json(content))
+
+
+_RESULT = TypeAdapter(Result)

@@ -116,7 +116,7 @@ def _cores() -> int:
 
 def _collected(cell: Cell, directory: Path) -> Result:
     run = RunDirectory.open(directory)
-    outcome, records = Outcome(**(run.summary() or {})), run.records()
+    outcome, records = Outcome.from_json(run.summary() or {}, run.summary_path), run.records()
     if outcome.accuracy is None:
         raise ConfigError(f"{cell.label} was not evaluated: a grid needs a test set")
     return Result(

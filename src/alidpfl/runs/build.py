@@ -314,7 +314,7 @@ def _shown(config: Config, dataset: Dataset) -> tuple[str, ...]:
 
 def digest(tensor: Tensor) -> str:
     """Of a tensor's values."""
-    return hashlib.sha256(tensor.contiguous().numpy().data).hexdigest()
+    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def _fingerprint(data: SimulationData) -> str:

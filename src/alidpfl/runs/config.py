@@ -45,7 +45,7 @@ class DataSection(_Section):
         None, description="Split by client; left out: dirichlet, or natural where the data set says who holds what."
     )
     dirichlet_beta: float = Field(0.5, gt=0, description="Skew of the labels; smaller is harder.")
-    clients: int = Field(10, ge=1, description="Number of clients.")
+    clients: int = Field(10, ge=1, le=1_000_000, description="Number of clients.")
     min_samples: int = Field(10, ge=1, description="Least records of a client in a Dirichlet split.")
     validation: float = Field(
         0.0,
@@ -72,7 +72,7 @@ class ModelSection(_Section):
         description="`cnn` is the paper's, for images; `compact_cnn` learns more from small budgets; `scatter_linear`, "
         "softmax on fixed features of images, most.",
     )
-    hidden: int = Field(128, ge=1, description="`mlp`: width of its hidden layer.")
+    hidden: int = Field(128, ge=1, le=100_000, description="`mlp`: width of its hidden layer.")
     frequencies: int = Field(
         6, ge=0, description="`scatter_linear`: scattering is cut to this sum of row and column frequency."
     )
@@ -98,10 +98,10 @@ class ModelSection(_Section):
 class PrivacySection(_Section):
     """[privacy]: the budget of every client, and the mechanism that spends it."""
 
-    epsilon: float = Field(2.0, gt=0, description="ε of every client.")
+    epsilon: float = Field(2.0, gt=0, le=1e6, description="ε of every client.")
     delta: float = Field(1e-5, gt=0, lt=1, description="δ of every client.")
     accountant: Literal["pld", "rdp", "rdp-paper"] = Field("pld", description="How ε is computed; pld is the tightest.")
-    sample_rate: float = Field(0.04, gt=0, le=1, description="q: probability that a record joins a batch.")
+    sample_rate: float = Field(0.04, ge=1e-9, le=1, description="q: probability that a record joins a batch.")
     noise_multiplier: float | None = Field(
         None, gt=0, examples=[1.1], description="σ; left out: the least that pays for `max_steps` steps."
     )
@@ -138,7 +138,7 @@ class MethodSection(_Section):
         None, ge=1, examples=[3], description="τ of the policy fixed; left out: 1, and 3 for adap_dpfl and pe_dpfl."
     )
     clip_norm: float = Field(1.0, gt=0, description="C; for adap_dpfl that of the first round.")
-    learning_rate: float = Field(4.0, gt=0, le=1e6, description="η₀.")
+    learning_rate: float = Field(4.0, ge=1e-9, le=1e6, description="η₀.")
     schedule: Literal["constant", "late_decay", "linear", "cosine"] = Field(
         "late_decay", description="How η falls in the course of training."
     )
@@ -161,7 +161,7 @@ class FederationSection(_Section):
         None, ge=1, examples=[5], description="Drawn at random each round; left out: all."
     )
     time_limit: Seconds | None = Field(
-        None, gt=0, examples=["2h"], description='Stop before crossing it, such as "2h" or 90 seconds.'
+        None, gt=0, le=1e9, examples=["2h"], description='Stop before crossing it, such as "2h" or 90 seconds.'
     )
     traffic_limit: Bytes | None = Field(
         None, gt=0, examples=["5GB"], description='Stop before crossing it, such as "5GB".'
@@ -193,7 +193,9 @@ class RunSection(_Section):
     randomness: Literal["seeded", "secure"] = Field(
         "seeded", description="Batches and noise: repeatable, or from the operating system's entropy."
     )
-    processes: int | None = Field(None, ge=1, examples=[2], description="Worker processes; left out: one a core.")
+    processes: int | None = Field(
+        None, ge=1, le=1024, examples=[2], description="Worker processes; left out: one a core."
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where clients train.")
     evaluate_every: int = Field(10, ge=1, description="Rounds between two evaluations; the last is always evaluated.")
     evaluate_on: Literal["test", "validation"] = Field(

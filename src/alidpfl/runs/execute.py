@@ -4,12 +4,14 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from alidpfl.engines.federation import Around, as_it_is
 from alidpfl.errors import ConfigError, DataError
@@ -47,6 +49,18 @@ class Outcome:
     randomness: str = "unknown"
     uncovered: list[str] = field(default_factory=list)
     """What no ε of this run covers."""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], source: Path) -> "Outcome":
+        """Back from summary.json; a DataError if that is not what a run wrote."""
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
+        except ValidationError as error:
+            key = ".".join(map(str, error.errors()[0]["loc"]))
+            raise DataError(
+                f"{source} is not the summary of a run (see {key}): it was edited, damaged, or written by another "
+                "version of alidpfl; restore it from a copy"
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +107,21 @@ def _released_before(config: Config, directory: RunDirectory) -> Statistics | No
             f"{directory.path} has lost statistics.safetensors, and a second release of them is not paid for; put the "
             "file back, or start a new run and count this one's epsilon as spent"
         )
+    _check_released(found, directory)
     return found
+
+
+def _check_released(found: Statistics, directory: RunDirectory) -> None:
+    """Before features are made of them: statistics that were damaged or exchanged may have any shape and value."""
+    checkpoint = directory.read_checkpoint()
+    kept = {} if checkpoint is None else _part(checkpoint, "identity", directory)
+    expected = {key: value for key, value in kept.items() if key.startswith("statistics.")}
+    are_vectors = all(tensor.ndim == 1 for tensor in found.values())
+    if checkpoint is not None and not (are_vectors and _digests(found) == expected):
+        raise DataError(
+            f"{directory.path} has a statistics.safetensors that is not what its checkpoint was written with; put the "
+            "file back from a copy: a second release is not paid for"
+        )
 
 
 def execute(
@@ -139,7 +167,7 @@ def resume(
     config = parse_config(directory.config())
     with directory.lock():
         if (summary := directory.summary()) is not None:
-            return Outcome(**summary)
+            return Outcome.from_json(summary, directory.summary_path)
         prepared = preparation(config, directory, listener)
         checkpoint = directory.read_checkpoint()
         _check_resumable(config, prepared, directory, checkpoint)
@@ -211,8 +239,23 @@ def _identity(config: Config, prepared: Prepared) -> dict[str, Any]:
         for key, value in table.items()
         if f"{section}.{key}" not in _FREE_TO_CHANGE
     }
-    statistics = {f"statistics.{name}": digest(tensor) for name, tensor in prepared.statistics.items()}
+    statistics = _digests(prepared.statistics)
     return {**settings, **statistics, "noise_multiplier": prepared.noise_multiplier, "clients": prepared.clients}
+
+
+def _digests(statistics: Statistics) -> dict[str, str]:
+    return {f"statistics.{name}": digest(tensor) for name, tensor in statistics.items()}
+
+
+def _part(checkpoint: Checkpoint, name: str, directory: RunDirectory) -> dict[str, Any]:
+    """A table of the checkpoint's state; a DataError where a whole checkpoint has none."""
+    found = checkpoint.state.get(name)
+    if not isinstance(found, dict):
+        raise DataError(
+            f"{directory.checkpoint_path} is whole, but not of a run of this version of alidpfl; use the version that "
+            "wrote it, or put the run's own checkpoint back"
+        )
+    return found
 
 
 def _check_resumable(
@@ -224,12 +267,12 @@ def _check_resumable(
             f"{directory.path} has {written} rounds but no checkpoint: what was spent is unknown; put "
             "checkpoint.safetensors back, or start a new run and count this one's epsilon as spent"
         )
-    if not prepared.repeats_rounds and written > checkpoint.state["progress"]["round"] + 1:
+    if not prepared.repeats_rounds and written > _part(checkpoint, "progress", directory).get("round", 0) + 1:
         raise DataError(
             f"{directory.path} has {written} rounds, its checkpoint is older: they would be released again with other "
             "noise; put the newest checkpoint back"
         )
-    kept, now = checkpoint.state["identity"], json.loads(json.dumps(_identity(config, prepared)))
+    kept, now = _part(checkpoint, "identity", directory), json.loads(json.dumps(_identity(config, prepared)))
     changed = sorted(key for key in kept.keys() | now.keys() if kept.get(key) != now.get(key))
     if changed:
         told = ", ".join(f"{key} was {kept.get(key)!r} and is {now.get(key)!r}" for key in changed)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from alidpfl.errors import DataError
+from alidpfl.store.files import parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,8 +38,8 @@ def decode_checkpoint(content: bytes, source: Path) -> Checkpoint:
     """Back from `encode_checkpoint`; a DataError for anything that is not exactly what was written."""
     tensors, metadata = decode_tensors(content, source)
     try:
-        seal = json.loads(metadata[_KEY])
-        written_as, checksum, text = seal["format"], seal["sha256"], seal["state"]
+        seal = parse_json(metadata[_KEY])
+        written_as, checksum, text = seal["format"], seal["sha256"], str(seal["state"])
     except (KeyError, TypeError, ValueError):
         raise _damaged(source) from None
     if written_as != _FORMAT:
@@ -76,7 +77,7 @@ def decode_tensors(content: bytes, source: Path) -> tuple[dict[str, "Tensor"], d
 
 def _split(content: bytes) -> tuple[dict[str, Any], bytes]:
     start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
-    header: dict[str, Any] = json.loads(content[_LENGTH_BYTES:start])
+    header: dict[str, Any] = parse_json(content[_LENGTH_BYTES:start])
     return header, content[start:]
 
 

@@ -4,12 +4,13 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from alidpfl.errors import DataError
 
+_LARGEST_WHOLE = 1 << 64
 _REMEDIES = {
     errno.ENOSPC: "the disk is full: free some space, then go on (a run: with --resume)",
     errno.EDQUOT: "your disk quota is used up: free some space, then go on (a run: with --resume)",
@@ -40,11 +41,16 @@ def write_atomically(path: Path, content: bytes) -> None:
     # One fixed name, so that what a kill leaves behind is overwritten next time instead of piling up.
     temporary = path.with_name(f".{path.name}.tmp")
     with disk_errors("write", path):
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):  # on a full disk, half a file would only be in the way
+                temporary.unlink()
+            raise
         sync_directory(path.parent)
 
 
@@ -105,12 +111,33 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
     if content is None:
         return None
     try:
-        values = json.loads(content)
-    except ValueError:  # not UTF-8, or not JSON
+        values = parse_json(content)
+    except ValueError:
         values = None
     if not isinstance(values, dict):
         raise DataError(f"{path} is not a JSON object: it was edited or damaged; restore it from a copy, or delete it")
     return values
+
+
+def parse_json(content: bytes | str) -> Any:
+    """JSON of a file that may be damaged: one error for whatever is wrong with it, also for what JSON itself allows.
+
+    >>> parse_json("[" * 100_000)
+    Traceback (most recent call last):
+        ...
+    ValueError: nested too deeply
+    """
+    try:
+        return json.loads(content, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if abs(value) > _LARGEST_WHOLE:  # nothing that we write, and too large to be made a float of
+        raise ValueError("a number beyond all measure")
+    return value
 
 
 def json_document(values: dict[str, Any]) -> bytes:

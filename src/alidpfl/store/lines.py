@@ -1,12 +1,12 @@
 """Reads the lines of metrics.jsonl and timings.jsonl, of which a kill may have cut the last."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from alidpfl.errors import DataError
+from alidpfl.store.files import parse_json
 from alidpfl.types import RoundRecord
 
 _NUMBERS = ("round", "local_steps", "steps", "learning_rate", "clip_norm", "noise_multiplier", "epsilon", "bytes")
@@ -37,7 +37,7 @@ def parse_record(line: bytes, number: int, source: Path) -> RoundRecord:
         record = RoundRecord.from_json(values)
         _check_numbers(values, _NUMBERS)
         _check_numbers({k: v for k, v in values.items() if v is not None}, _OPTIONAL_NUMBERS)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise _bad_line(source, number, "round record") from None
     return record
 
@@ -54,7 +54,7 @@ def parse_timing(line: bytes, number: int, source: Path) -> RoundTiming:
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    values = json.loads(line)
+    values = parse_json(line)
     if not isinstance(values, dict):
         raise TypeError
     return values

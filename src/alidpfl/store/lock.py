@@ -6,8 +6,8 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 from alidpfl.errors import ConfigError
 from alidpfl.store.files import disk_errors
@@ -19,7 +19,7 @@ _SECONDS_TO_LOOK = 0.2
 def exclusive_lock(path: Path, *, owner_of: Path, remedy: str = "choose another --out") -> Iterator[None]:
     """Holds the lock file `path` of the folder `owner_of`; a ConfigError that names the holder if there is one."""
     with disk_errors("lock", path):
-        file = path.open("a+", encoding="utf-8")
+        file = path.open("ab+", buffering=0)  # what does not fit on a full disk must not be tried again at the end
     with file:
         _acquire(file, path, owner_of, remedy)
         try:
@@ -32,8 +32,8 @@ def exclusive_lock(path: Path, *, owner_of: Path, remedy: str = "choose another 
 def lock_holder(path: Path) -> str | None:
     """Who holds the lock file `path` now, such as "process 7 on host"; None: nobody."""
     try:
-        with path.open(encoding="utf-8") as file:
-            holder = file.read().strip()
+        with path.open("rb", buffering=0) as file:
+            holder = _name(file)
             # One that was killed has left its name. The lock is not left: who gets it, for an instant, knows.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
@@ -43,18 +43,21 @@ def lock_holder(path: Path) -> str | None:
     return None
 
 
-def _acquire(file: IO[str], path: Path, owner_of: Path, remedy: str) -> None:
+def _acquire(file: FileIO, path: Path, owner_of: Path, remedy: str) -> None:
     with disk_errors("lock", path):
         if not (_locked(file) or _locked(file, after=_SECONDS_TO_LOOK)):  # `lock_holder` holds it for an instant
             file.seek(0)
-            holder = file.read().strip() or "another process"
+            holder = _name(file) or "another process"
             raise ConfigError(f"{owner_of} is being written by {holder}: wait for it, stop it, or {remedy}")
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
-def _locked(file: IO[str], after: float = 0.0) -> bool:
+def _name(file: FileIO) -> str:
+    return file.read().decode(errors="replace").strip()
+
+
+def _locked(file: FileIO, after: float = 0.0) -> bool:
     time.sleep(after)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -96,7 +96,7 @@ class RunDirectory:
         content = files.read_bytes(self.config_path)
         try:
             return tomllib.loads((content or b"").decode())
-        except ValueError as error:  # not UTF-8, or not TOML
+        except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested beyond all measure
             raise DataError(f"{self.config_path} is damaged ({error}): restore it from a copy") from None
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:

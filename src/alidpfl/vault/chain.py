@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from alidpfl.errors import DataError
-from alidpfl.store.files import disk_errors, read_bytes, sync_directory
+from alidpfl.store.files import disk_errors, parse_json, read_bytes, sync_directory
 from alidpfl.vault.refusals import RefusalCode, refusal
 
 _SEAL = ', "hash": "{}"}}\n'
@@ -76,8 +76,11 @@ class Head:
                 "a whole one; put it back from a copy, and mount the anchor's disk if that is where it lies"
             )
         try:
-            values = json.loads(content)
-            return cls(vault=str(values["vault"]), counter=int(values["counter"]), hash=str(values["hash"]))
+            values = parse_json(content)
+            counter = values["counter"]
+            if type(counter) is not int or counter < 0:
+                raise ValueError(counter)
+            return cls(vault=str(values["vault"]), counter=counter, hash=str(values["hash"]))
         except (ValueError, TypeError, KeyError):
             raise DataError(f"{path} is damaged: it is not a ledger's head; put it back from a copy") from None
 
@@ -156,9 +159,9 @@ def _opened(line: bytes, before: Entry | None) -> Entry | None:
     if seal != _SEAL.format(found).encode():
         return None
     try:
-        values = json.loads(text)
+        values = parse_json(text)
         counter, previous = values.pop("counter"), values.pop("previous")
-    except (ValueError, AttributeError, KeyError):  # sealed by somebody else's program
+    except (ValueError, AttributeError, KeyError, TypeError):  # sealed by somebody else's program
         return None
     expected = (0, "") if before is None else (before.counter + 1, before.hash)
     return Entry(counter=counter, hash=found, values=values) if (counter, previous) == expected else None
@@ -272,7 +275,7 @@ class Chain:
     def _stage(self, head: Head) -> None:
         """Write the new heads beside the old ones."""
         for path in self._heads:
-            descriptor = os.open(_staged(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE)
+            descriptor = os.open(staged(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE)
             try:
                 content = head.to_bytes()
                 if os.write(descriptor, content) != len(content):
@@ -284,9 +287,10 @@ class Chain:
     def _commit(self) -> None:
         """Have the new heads take the place of the old ones, for good."""
         for path in self._heads:
-            os.replace(_staged(path), path)
+            os.replace(staged(path), path)
             sync_directory(path.parent)
 
 
-def _staged(path: Path) -> Path:
+def staged(path: Path) -> Path:
+    """Where the next head waits for its line."""
     return path.with_name(f".{path.name}.next")

@@ -15,7 +15,7 @@ from alidpfl._version import __version__
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.store.files import disk_errors, sync_directory
 from alidpfl.vault.accounts import filter_order, make_account
-from alidpfl.vault.chain import Chain
+from alidpfl.vault.chain import Chain, staged
 from alidpfl.vault.ledger import ENROLLED
 from alidpfl.vault.messages import Shapes, num_values
 from alidpfl.vault.policy import Policy
@@ -96,6 +96,7 @@ def enrol(folder: Path, source: Source, policy: Policy) -> Enrolment:
         if policy.anchor_file is not None:
             _claim(policy.anchor_file)
             undo.callback(policy.anchor_file.unlink, missing_ok=True)  # ours from here on, and only ours to delete
+            undo.callback(staged(policy.anchor_file).unlink, missing_ok=True)
         _fill(building, enrolment, policy)
         os.rename(building, folder)  # over an empty folder, or as a new one: never over a ledger
         undo.pop_all()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from alidpfl.errors import ConfigError
-from alidpfl.store.files import disk_errors, read_bytes
+from alidpfl.store.files import disk_errors, parse_json, read_bytes
 from alidpfl.vault.accounts import make_account
 from alidpfl.vault.chain import Chain, Entry, Head, parse_head, verified
 from alidpfl.vault.enrolment import Enrolment, parse_enrolment
@@ -110,9 +110,10 @@ class RefusalLog:
     def read(cls, path: Path) -> "RefusalLog":
         """From its file; a missing or damaged one is an empty one, since no budget depends on it."""
         try:
-            values = json.loads(path.read_bytes())
-            return cls(path, Counter({str(k): int(v) for k, v in values["counts"].items()}), list(values["last"]))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            values = parse_json(path.read_bytes())
+            counts = Counter({RefusalCode(k).value: int(v) for k, v in values["counts"].items()})
+            return cls(path, counts, [_noted(entry) for entry in values["last"]])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return cls(path)
 
     def note(self, code: RefusalCode, message: str) -> None:
@@ -124,3 +125,7 @@ class RefusalLog:
             self.last = [*self.last, new][-_LAST_REFUSALS:]
             staged.write_text(json.dumps({"counts": dict(self.counts), "last": self.last}) + "\n")
             os.replace(staged, self.path)
+
+
+def _noted(entry: dict[str, Any]) -> dict[str, Any]:
+    return {"time": int(entry["time"]), "code": RefusalCode(entry["code"]).value, "message": str(entry["message"])}

@@ -73,7 +73,7 @@ class Book:
                     self.answers[int(entry.values["reservation"])] = str(entry.values["answer"])
                 case other:
                     raise ValueError(other)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
                 f"line {entry.counter + 1} of the ledger is not one that this version of alidpfl knows; use the "
                 "version that wrote it, or a later one"

@@ -56,7 +56,7 @@ class ModelSection(_Section):
     """[model]: what is trained, built by the vault itself."""
 
     name: Literal["cnn", "compact_cnn", "linear", "mlp"] = "compact_cnn"
-    hidden: int = Field(128, ge=1)
+    hidden: int = Field(128, ge=1, le=100_000)
 
 
 class LimitsSection(_Section):

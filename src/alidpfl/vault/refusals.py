@@ -95,18 +95,9 @@ _KINDS = {
 
 
 def refusal(code: RefusalCode, message: str) -> VaultRefusedError:
-    """The error of the right type, its text fit for a terminal: it may quote what a hostile caller sent.
+    """The error of the right type, its text of bounded length: it may quote what a hostile caller sent.
 
     >>> type(refusal(RefusalCode.BUDGET, "nothing left")).__name__
     'BudgetSpentError'
     """
-    return _KINDS.get(code, PlanRefusedError)(code, printable(message))
-
-
-def printable(text: str) -> str:
-    r"""One line without control characters, of bounded length.
-
-    >>> printable("a\x1b[2J\nb")
-    'a?[2J?b'
-    """
-    return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_TEXT])
+    return _KINDS.get(code, PlanRefusedError)(code, message[:_LONGEST_TEXT])

@@ -95,7 +95,8 @@ class RunSnapshot:
         """Whose records: over vaults the owners', of which the configuration knows nothing."""
         if self.members is not None:
             told = {"dataset": "in vaults", "is_synthetic": False, "partition": "by owner", "dirichlet_beta": None}
-            return {**told, "clients": len(self.members.get("clients", ()))}
+            clients = self.members.get("clients")
+            return {**told, "clients": len(clients) if isinstance(clients, list) else None}
         return {
             "dataset": self._setting("data", "name"),
             "is_synthetic": (self.summary or {}).get("is_synthetic", self._setting("data", "is_synthetic")),

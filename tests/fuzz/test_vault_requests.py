@@ -1,0 +1,106 @@
+"""Bytes over the real socket, hardly HTTP, or HTTP around hardly a request: the vault lives, and nothing is free."""
+
+import json
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alidpfl.vault.folder import SOCKET
+from alidpfl.vault.messages import decode_answer
+from alidpfl.vault.status import status
+from tests.vault.parts import body, made_vault, request, served, weights
+
+from .damage import damaged, edited
+from .harness import check_text, examples
+
+_SECONDS = 10
+
+
+@pytest.fixture(scope="module")
+def vault(tmp_path_factory):
+    """One vault for all of it, and the answers it gave by round."""
+    folder = made_vault(tmp_path_factory.mktemp("served"), budget__epsilon=500.0, service__keep_answers=10_000)
+    with served(folder) as (process, client):
+        yield folder, process, client, {}
+
+
+def _sent(folder, content: bytes) -> bytes:
+    """What comes back over a connection of its own, until the vault closes it."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(_SECONDS)
+        caller.connect(str(folder.path / SOCKET))
+        received = b""
+        try:
+            caller.sendall(content)
+            caller.shutdown(socket.SHUT_WR)
+            while piece := caller.recv(1 << 16):
+                received += piece
+        except (BrokenPipeError, ConnectionResetError):  # it has hung up on what is no HTTP
+            pass
+        return received
+
+
+def _http(content: bytes, *headers: str) -> bytes:
+    head = ("POST /v1/train HTTP/1.1", "Host: vault", "Connection: close", f"Content-Length: {len(content)}", *headers)
+    return "\r\n".join((*head, "", "")).encode() + content
+
+
+def _check(vault, received: bytes) -> None:
+    folder, process, client, answers = vault
+    head, _, content = received.partition(b"\r\n\r\n")
+    if b" 200 " in head.partition(b"\r\n")[0] and b"octet-stream" in head:
+        told, _ = decode_answer(content)
+        assert answers.setdefault((told.run, told.round), (content, told.steps))[0] == content
+    elif content.startswith(b"{"):
+        values = json.loads(content)
+        check_text(values.get("message", "it is /v1/info"))
+    assert b"Traceback" not in received
+    assert process.is_running()
+    assert "Traceback" not in process.log.read_text()
+    charged = status(folder.path)
+    assert charged["units_spent"] >= sum(steps for _, steps in answers.values())
+    assert client.info()["num_records"] == 40
+
+
+@examples(12)
+@given(data=st.data(), number=st.integers(0, 10_000))
+def test_damaged_http(vault, data, number):
+    _check(vault, _sent(vault[0], data.draw(damaged(_http(body(round=number, steps=1))))))
+
+
+@examples(12)
+@given(data=st.data(), number=st.integers(0, 10_000))
+def test_damaged_bodies(vault, data, number):
+    _check(vault, _sent(vault[0], _http(data.draw(damaged(body(round=number, steps=1))))))
+
+
+@examples(12)
+@given(data=st.data(), number=st.integers(0, 10_000))
+def test_edited_requests(vault, data, number):
+    import safetensors.numpy
+
+    values = data.draw(edited(request(round=number, steps=1).model_dump()))
+    content = safetensors.numpy.save(weights(), {"alidpfl": json.dumps(values)})
+    _check(vault, _sent(vault[0], _http(content)))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ("Content-Length: 99999999999999999999",),
+        ("Content-Length: -1",),
+        ("Content-Length: 5\r\nContent-Length: 900",),
+        ("Transfer-Encoding: chunked",),
+        ("Transfer-Encoding: gzip, chunked", "Content-Length: 5"),
+        ("X: " + "y" * 100_000,),
+        (*(f"X{number}: y" for number in range(5000)),),
+        ("Expect: 100-continue",),
+        ("Upgrade: websocket", "Connection: Upgrade"),
+    ],
+)
+def test_headers_that_lie(vault, headers):
+    _check(vault, _sent(vault[0], _http(body(round=20_000, steps=1), *headers)))
+    lying = "\r\n".join(("POST /v1/train HTTP/1.1", "Host: v", *headers, "", "")).encode() + b"5\r\nabc"
+    _check(vault, _sent(vault[0], lying))
