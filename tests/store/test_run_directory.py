@@ -63,21 +63,24 @@ def test_lines_are_in_the_order_of_the_fields_and_repeatable(run, tmp_path):
     assert again.metrics_path.read_bytes() == run.metrics_path.read_bytes()
 
 
+WHOLE = st.integers(0, 2**63)  # what is larger is nothing that we write, and is refused when it is read
+
+
 @given(
     st.builds(
         RoundRecord,
-        round=st.integers(0),
-        local_steps=st.integers(0),
-        steps=st.integers(0),
+        round=WHOLE,
+        local_steps=WHOLE,
+        steps=WHOLE,
         why=st.text(st.characters(exclude_categories=["Cs"])),
         learning_rate=st.floats(allow_nan=False),
         clip_norm=st.floats(allow_nan=False),
         noise_multiplier=st.floats(allow_nan=False),
         epsilon=st.floats(allow_nan=False),
-        client_epsilon=st.dictionaries(st.integers(0), st.floats(allow_nan=False), max_size=3),
+        client_epsilon=st.dictionaries(WHOLE, st.floats(allow_nan=False), max_size=3),
         covers_everything=st.booleans(),
-        dropped=st.lists(st.integers(0), max_size=3).map(tuple),
-        rejected=st.dictionaries(st.integers(0), st.text(st.characters(exclude_categories=["Cs"])), max_size=2),
+        dropped=st.lists(WHOLE, max_size=3).map(tuple),
+        rejected=st.dictionaries(WHOLE, st.text(st.characters(exclude_categories=["Cs"])), max_size=2),
         accuracy=st.none() | st.floats(allow_nan=False),
     )
 )

@@ -3,7 +3,7 @@ import math
 from textwrap import dedent
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from alidpfl.views import Series, plot, supports_unicode
@@ -102,6 +102,7 @@ def test_nothing_to_plot_is_said():
     assert plot([], title="title") == "title\n(nothing to plot yet)"
 
 
+@example([[(0.0, -1.2e308)]], 1, 1, False)  # half as much again is beyond all floats
 @given(
     st.lists(st.lists(st.tuples(st.floats(-1e6, 1e6), st.none() | st.floats()), max_size=5), min_size=1, max_size=10),
     st.integers(1, 20),

@@ -1,6 +1,7 @@
 """Line plots in the terminal: braille for one series, a mark of its own for each of several, ASCII where need be."""
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -43,7 +44,8 @@ class _Range:
         low, high = min(values), max(values)
         if low == high:  # a flat line goes through the middle
             margin = abs(low) / 2 or 1.0
-            return cls(low - margin, high + margin)
+            largest = sys.float_info.max
+            return cls(max(low - margin, -largest), min(high + margin, largest))
         return cls(low, high)
 
     def index(self, value: float, cells: int) -> int:
