@@ -128,4 +128,11 @@ GRID_MUTANTS = (
         "late.clipped_sum(squared, limit)",
         "tests/dpsgd/test_clipping.py",
     ),
+    (
+        "grid: a model may remember the records before",
+        "src/alidpfl/dpsgd/one_by_one.py",
+        "if not torch.equal(found[0].nan_to_num(), found[-1].nan_to_num()):",
+        "if False:",
+        "tests/dpsgd/test_grid.py",
+    ),
 )

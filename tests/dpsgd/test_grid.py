@@ -224,3 +224,20 @@ class Remembering(nn.Module):
     def forward(self, x):
         self.seen += x.sum()
         return self.linear(x)
+
+
+def test_a_model_that_remembers_outside_its_buffers_is_refused():
+    with pytest.raises(UnsupportedModelError, match="remembers"):
+        OneByOneClipper(RunningMean()).rehearse(made(1, 6), torch.tensor([1]))
+    dropped = OneByOneClipper(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
+    dropped.rehearse(made(1, 6), torch.tensor([1]))  # randomness of its own is no memory
+
+
+class RunningMean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.mean = nn.Linear(6, 3), torch.zeros(6)
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.linear(x - self.mean)

@@ -106,6 +106,7 @@ def test_policies_share_where_they_agree(tmp_path, policies):
         {"privacy__noise_multiplier": 2.5},
         {"privacy__sample_rate": 0.11},
         {"privacy__noise": "grid"},
+        {"data__validation": 0.2},
         {"method__local_steps": 2},
     ],
 )
@@ -197,6 +198,26 @@ def test_the_folder_goes_with_the_call_and_what_a_killed_one_left_with_the_next(
             assert (one / "kept").exists()
         assert not other.exists()
     assert not list(tmp_path.iterdir())
+
+
+def test_statistics_with_other_noise_and_other_folders_are_told_apart(tmp_path):
+    """What no plan tells: vectors of features follow the statistics, own records are where they lie."""
+    features = {"model__name": "scatter_linear", "data__name": "npz", "data__num_classes": 3}
+    told = [
+        shared_rounds._what_plans_do_not_tell(config_of(**features, data__data_dir=folder, privacy__statistics_noise=n))
+        for folder, n in (("a", 10.0), ("a", 20.0), ("b", 10.0))
+    ]
+    assert told[0] != told[1]
+    assert told[0] != told[2]
+
+
+def test_own_records_are_known_by_their_folder():
+    cell = next(cells(load_grid("small")))
+    here, there = (replace(cell, settings=(*cell.settings, ("data.data_dir", where))) for where in ("a", "b"))
+    assert here.key == there.key == cell.key
+    own = tuple((key, "npz" if key == "data.name" else value) for key, value in cell.settings)
+    here, there = (replace(cell, settings=(*own, ("data.data_dir", where))) for where in ("a", "b"))
+    assert here.key != there.key
 
 
 def test_kin_begin_alike():

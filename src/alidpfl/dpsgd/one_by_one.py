@@ -15,7 +15,7 @@ from alidpfl.dpsgd.guards import details_withheld, model_randomness
 from alidpfl.dpsgd.model_check import check_model, check_modes, trained_parameters
 from alidpfl.dpsgd.probe import NUM_PROBES, check_moved, made_up, no_buffer_changes, trial
 from alidpfl.dpsgd.softmax import is_softmax_regression
-from alidpfl.errors import ConfigError, DataError
+from alidpfl.errors import ConfigError, DataError, UnsupportedModelError
 
 _SEEDS = 1 << 63
 
@@ -63,10 +63,23 @@ class OneByOneClipper:
         moved, embeddings = 0.0, [m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)]
         for number in range(NUM_PROBES):
             num_tokens = min(embeddings, default=None)
-            x, y = made_up(inputs, number, num_tokens)[:1], made_up(targets, number)[:1]
-            with trial(self.model, x, y):
-                moved += float(self._gradient(x, y).vector.abs().nan_to_num(posinf=0.0).max())
+            x, y = made_up(inputs, number, num_tokens), made_up(targets, number)
+            with trial(self.model, x, y), model_randomness(0, torch.device("cpu")):
+                moved += float(self._remembers_nothing(x, y).abs().nan_to_num(posinf=0.0).max())
         check_moved(moved)
+
+    def _remembers_nothing(self, x: Tensor, y: Tensor) -> Tensor:
+        """The first sample's gradient; refuses a model that gives another one after it has seen the other samples."""
+        found = []
+        for number in (0, *range(1, len(x)), 0):
+            torch.default_generator.manual_seed(number)
+            found.append(self._gradient(x[number : number + 1].clone(), y[number : number + 1].clone()).vector)
+        if not torch.equal(found[0].nan_to_num(), found[-1].nan_to_num()):
+            raise UnsupportedModelError(
+                "this model gives a sample another gradient after it has seen other samples: something in it remembers "
+                "them, and would carry data from record to record without noise; use layers that keep no state"
+            )
+        return found[0]
 
     def gradients(
         self,

@@ -28,6 +28,7 @@ from alidpfl.types import ClientPlan, ClientUpdate, RawSignals, SecantSums
 
 _PREFIX, _LOCK, _SUFFIX = "rounds-", "lock", ".safetensors"
 _MOST_BYTES = 12 * 2**30
+_OF_THE_ACCOUNT = frozenset({"epsilon", "delta", "accountant", "unsafe"})  # a client's round does not see them
 _SHARE_OF_DISK = 0.5  # of what is free when a grid begins
 
 
@@ -112,11 +113,11 @@ def _what_plans_do_not_tell(config: Config) -> dict[str, object]:
     """All that an update depends on beside weights and plan: rather too much than too little."""
     values = config.to_dict()
     return {
-        "data": {key: value for key, value in values["data"].items() if key != "data_dir"},
+        "data": values["data"],
         "model": values["model"],
         "method": [config.method.name, config.method.options],
         "seed": config.run.seed,
-        "noise": config.privacy.noise,
+        "privacy": {key: value for key, value in values["privacy"].items() if key not in _OF_THE_ACCOUNT},
         "evaluate_on": config.run.evaluate_on,
     }
 
