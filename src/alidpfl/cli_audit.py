@@ -8,6 +8,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from alidpfl.errors import ConfigError
+
 _EXIT_REFUTED = 1
 
 
@@ -35,6 +37,8 @@ def audit(  # noqa: PLR0917 - they are options
 
     Example: alidpfl audit --set model.name=linear --plot audit.svg
     """
+    if one_step and one_run:
+        raise ConfigError("--one-step and --one-run: both are done where neither is asked for; leave them out")
     if plot is not None:
         _check_plot(plot)
     asked = {
@@ -70,16 +74,34 @@ def _measured(path: Path | None, overrides: list[str], asked: dict[str, Any]) ->
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("loading", total=1.0)
+        task, lines = progress.add_task("loading", total=1.0), _Lines()
+
+        def tell(what: str, share: float) -> None:
+            progress.update(task, description=what, completed=share)
+            if not console.is_terminal:
+                lines.tell(what, share)
+
         from alidpfl.audit import audit_config
         from alidpfl.runs import load_config
 
         found = audit_config(
             load_config(path, overrides),
-            on_progress=lambda what, share: progress.update(task, description=what, completed=share),
+            on_progress=tell,
             **asked,
         )
     return found.to_json()
+
+
+class _Lines:
+    """On a pipe a line for each tenth of what is being done."""
+
+    def __init__(self) -> None:
+        self._told = ("", -1)
+
+    def tell(self, what: str, share: float) -> None:
+        if (now := (what, int(share * 10))) != self._told:
+            self._told = now
+            typer.echo(f"{what}: {share:.0%}", err=True)
 
 
 def _print(document: dict[str, Any], plot: Path | None) -> None:

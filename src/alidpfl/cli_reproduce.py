@@ -85,6 +85,8 @@ def tables(  # noqa: PLR0917 - they are options
     from alidpfl.reproduction.tables import FORMATS, make_table
 
     render = named("format", form, FORMATS)
+    if not store.is_dir():
+        raise ConfigError(f"there is no folder {store}: name the one with the results by --store, or reproduce first")
     grid, cells, results = _opened(name, _chosen(datasets, methods, columns, accountants), seeds, store)
     typer.echo(render(make_table(grid, cells, results.all())), nl=False)
 

@@ -51,7 +51,7 @@ def test_what_is_printed_says_what_it_means(tmp_path):
     ("options", "says"),
     [
         (("--plot", "audit.jpg"), "extension must be .png or .svg"),
-        (("--draws", "5"), "draws=5 must be at least 100"),
+        (("--draws", "5"), "draws=5 must be between 100 and 1000000"),
         (("--canaries", "5"), "canaries=5 must be between 50"),
         (("--confidence", "2"), "confidence=2.0 must be"),
         (("--set", "privacy.epsilom=2"), "did you mean privacy.epsilon"),
@@ -90,3 +90,19 @@ def test_every_model_of_a_configuration_can_be_audited(model):
     done = alidpfl("audit", *settings, *QUICK, "--json")
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["one_step"]["strength"] > 0.999
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--draws", "100000000000"], "draws=100000000000"),
+        (["--seed", "-1"], "seed=-1"),
+        (["--confidence", "2"], "confidence=2"),
+        (["--one-step", "--one-run"], "leave them out"),
+    ],
+)
+def test_what_cannot_be_done_is_known_before_data_are_loaded(arguments, says, monkeypatch):
+    monkeypatch.setattr("alidpfl.audit.configured.load_data", None)
+    done = alidpfl("audit", *arguments)
+    assert done.exit_code == 2
+    assert says in done.stderr

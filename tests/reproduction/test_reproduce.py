@@ -246,3 +246,18 @@ def test_mistakes_are_told(arguments, says, tmp_path):
 def test_jobs_must_be_some(store, tmp_path):
     with pytest.raises(ConfigError, match="jobs=0"):
         reproduce([], store, tmp_path, jobs=0)
+
+
+def test_tables_of_a_folder_that_is_not_there(tmp_path):
+    from alidpfl.cli import app
+
+    done = CliRunner().invoke(app, ["tables", "small", "--store", str(tmp_path / "typo")])
+    assert done.exit_code == 2
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_grid_of_ones_own_claims_no_search_and_no_paper(ran):
+    grid, _, results, _ = ran
+    caption = make_table(grid, cells(grid), results.all()).caption
+    assert "held-out" not in caption
+    assert "arXiv" not in caption

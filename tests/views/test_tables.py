@@ -5,7 +5,7 @@ from rich.console import Console
 
 from alidpfl.store import RunDirectory
 from alidpfl.types import StopReason
-from alidpfl.views import RunSnapshot
+from alidpfl.views import RunSnapshot, tables
 from alidpfl.views.comparison import comparison
 from alidpfl.views.tables import summary_table
 from tests.views.runs import CONFIG, SUMMARY, make_run
@@ -202,3 +202,8 @@ def test_an_unbounded_epsilon_and_a_lost_model_still_show(tmp_path):
 def test_epsilon_is_never_rounded_down(tmp_path, epsilon, shown):
     path = make_run(tmp_path / "run", summary={**SUMMARY, "epsilon": epsilon})
     assert rows(summary_table(RunSnapshot.load(path)))["ε spent"] == [f"{shown} of 2"]
+
+
+def test_noise_on_a_grid_is_called_so():
+    assert "grid" in str(tables._noise({"noise_multiplier": 2.0, "noise_kind": "grid"}))
+    assert "grid" not in str(tables._noise({"noise_multiplier": 2.0, "noise_kind": None}))

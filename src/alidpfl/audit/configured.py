@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from alidpfl.audit.one_run import audit_run
-from alidpfl.audit.one_step import OnProgress, audit_step
+from alidpfl.audit.one_run import audit_run, check_canaries
+from alidpfl.audit.one_step import OnProgress, audit_step, check_confidence, check_draws
 from alidpfl.audit.report import Audit
 from alidpfl.audit.subject import Subject
+from alidpfl.inputs import checks
 from alidpfl.privacy import PrivacyBudget
 from alidpfl.runs import Config
 from alidpfl.runs.build import accountant_of, build_model, make_parts, make_settings, releases_before
@@ -26,6 +27,12 @@ def audit_config(
     on_progress: OnProgress | None = None,
 ) -> Audit:
     """Audit what `alidpfl run` would train; `confidence` None: as strict as each audit is by itself."""
+    check_draws(draws)  # before any data are loaded
+    check_canaries(canaries)
+    if confidence is not None:
+        check_confidence(confidence)
+    if seed is not None:
+        checks.whole("seed", seed, low=0)
     subject = subject_of(config, on_progress)
     asked: dict[str, Any] = {"seed": seed, "on_progress": on_progress}
     if confidence is not None:

@@ -67,6 +67,11 @@ class Attempt:
     correct: int
 
 
+def check_canaries(canaries: int) -> None:
+    """Enough to say something, and few enough to end."""
+    checks.whole("canaries", canaries, low=50, high=100_000)
+
+
 def audit_run(
     subject: Subject,
     *,
@@ -85,7 +90,7 @@ def audit_run(
         on_progress: told of the share that is done.
     """
     check_confidence(confidence)
-    checks.whole("canaries", canaries, low=50, high=100_000)
+    check_canaries(canaries)
     made = make_canaries(subject, canaries, stream(seed, _CANARIES))
     is_in = stream(seed, _COINS).uniform(canaries) < 0.5  # noqa: PLR2004
     observer = Observer(subject, made)

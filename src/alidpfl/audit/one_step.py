@@ -19,6 +19,7 @@ from alidpfl.inputs.checks import whole
 OnProgress = Callable[[str, float], None]
 
 _CANARY, _DRAWS = 1, 2  # numbers of streams
+_LARGEST_ASKED = 1_000_000
 _MOST_DRAWS, _FEWEST_DRAWS, _NUMBERS = 10_000, 2_000, 400_000_000
 _TELL_EVERY = 50
 
@@ -64,6 +65,12 @@ class StepAudit:
         return self.lower_bound > self.claimed
 
 
+def check_draws(draws: int | None) -> None:
+    """Enough to say something, and few enough to end."""
+    if draws is not None:
+        whole("draws", draws, low=100, high=_LARGEST_ASKED)
+
+
 def default_draws(num_params: int) -> int:
     """Draws an arm: 10,000, fewer where the noise of each takes long; never so few that σ/1.25 gets through.
 
@@ -91,8 +98,7 @@ def audit_step(
         on_progress: told of the share that is done.
     """
     check_confidence(confidence)
-    if draws is not None:
-        whole("draws", draws, low=100)
+    check_draws(draws)
     arms = make_arms(subject, stream(seed, _CANARY))
     draws = draws or default_draws(len(arms.params))
     without, with_canary = _observed(arms, draws, seed, on_progress or (lambda _what, _share: None))

@@ -319,6 +319,8 @@ def _metadata(config: Config, outcome: Outcome, prepared: Prepared) -> dict[str,
         "delta": repr(outcome.delta),
         "epsilon_covers_everything": covered,
         "noise": noise,
+        # Over vaults it is each owner's choice, which nobody else is told.
+        "noise_kind": "each owner's choice" if prepared.records == "in vaults" else config.privacy.noise,
         "neighbouring": "add or remove one record of one client, whose number of records is public; this run alone",
     }
 

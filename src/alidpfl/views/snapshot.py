@@ -83,6 +83,7 @@ class RunSnapshot:
             "sample_rate": self._setting("privacy", "sample_rate"),
             "noise_multiplier": self._noise_multiplier(),
             "statistics_noise": self._setting("privacy", "statistics_noise"),
+            "noise_kind": self._setting("privacy", "noise"),
             "clip_norm": self._setting("method", "clip_norm"),
             "learning_rate": self._setting("method", "learning_rate"),
             "seed": self._setting("run", "seed"),

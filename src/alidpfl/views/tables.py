@@ -80,9 +80,11 @@ def _accuracy(key: str) -> Callable[[Mapping[str, Any]], Text]:
 
 
 def _noise(facts: Mapping[str, Any]) -> Text:
-    """Of the steps, and of what was released before them."""
+    """Of the steps, and of what was released before them; and whether it is exact."""
     before = facts.get("statistics_noise")
     steps = _plain("noise_multiplier")(facts)
+    if facts.get("noise_kind") == "grid":
+        steps.append(" on a grid: exact")
     return steps if before is None else steps.append(f", before: 2 x {number(before)}")
 
 
