@@ -233,3 +233,21 @@ def test_kin_begin_alike():
     others = {(cell.method, cell.column, cell.accountant) for cell in by_kin[ratio.kin]}
     assert {(column, accountant) for _, column, accountant in others} == {(ratio.column, ratio.accountant)}
     assert "ali_dpfl" not in {method for method, _, _ in others}
+
+
+def test_what_another_job_has_just_taken_away_is_no_trouble(tmp_path, monkeypatch):
+    """Two jobs share the folder: a file may go between the look at the folder and the look at the file."""
+    monkeypatch.setattr(shared_rounds, "_MOST_BYTES", 1)
+    engine = SharedRounds(Made(), config_of(), tmp_path)
+    listed = os.scandir
+
+    def emptied(folder):
+        entries = list(listed(folder))
+        for entry in entries[::2]:
+            os.unlink(entry.path)
+        return entries
+
+    monkeypatch.setattr(shared_rounds.os, "scandir", emptied)
+    monkeypatch.setattr(shared_rounds, "_SUFFIX", "")
+    for number in range(4):
+        engine.train(torch.full((4,), float(number)), [replace(PLAN, client=client) for client in range(3)])

@@ -99,14 +99,19 @@ class SharedRounds:
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}{_SUFFIX}"
 
     def _forget_oldest(self) -> None:
-        files = sorted(((entry.stat(), entry.path) for entry in os.scandir(self._folder)), key=lambda f: f[0].st_mtime)
-        total = sum(stat.st_size for stat, _ in files)
-        for stat, path in files:
+        """Other jobs write and forget in the same folder: what was there a moment ago may be gone."""
+        files = []
+        for entry in os.scandir(self._folder):
+            with suppress(FileNotFoundError):
+                if entry.name.endswith(_SUFFIX):
+                    files.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
             if total <= self._limit:
                 break
-            if path.endswith(_SUFFIX):
+            with suppress(FileNotFoundError):
                 os.unlink(path)
-                total -= stat.st_size
+            total -= size
 
 
 def _what_plans_do_not_tell(config: Config) -> dict[str, object]:
