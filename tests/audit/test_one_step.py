@@ -112,7 +112,7 @@ def test_a_seed_repeats_an_audit_and_none_does_not():
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [({"draws": 5}, "draws=5 must be at least 100"), ({"confidence": 1.0}, "confidence=1.0 must be")],
+    [({"draws": 5}, "draws=5 must be between 100 and 1000000"), ({"confidence": 1.0}, "confidence=1.0 must be")],
 )
 def test_what_cannot_be_measured_is_refused(wrong, says):
     with pytest.raises(ConfigError, match=says):
