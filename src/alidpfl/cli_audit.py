@@ -42,8 +42,8 @@ def audit(  # noqa: PLR0917 - they are options
     if plot is not None:
         _check_plot(plot)
     asked = {
-        "one_step": one_step or not one_run,
-        "one_run": one_run or not one_step,
+        "one_step": not one_run,
+        "one_run": not one_step,
         "draws": draws,
         "canaries": canaries,
         "confidence": confidence,

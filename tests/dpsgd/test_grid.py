@@ -229,6 +229,8 @@ class Remembering(nn.Module):
 def test_a_model_that_remembers_outside_its_buffers_is_refused():
     with pytest.raises(UnsupportedModelError, match="remembers"):
         OneByOneClipper(RunningMean()).rehearse(made(1, 6), torch.tensor([1]))
+    with pytest.raises(UnsupportedModelError, match="remembers"):  # nobody has to ask for the trial
+        [*OneByOneClipper(RunningMean()).gradients(made(1, 6), torch.tensor([1]), seed=0)]
     dropped = OneByOneClipper(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
     dropped.rehearse(made(1, 6), torch.tensor([1]))  # randomness of its own is no memory
 

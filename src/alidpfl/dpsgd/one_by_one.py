@@ -50,6 +50,7 @@ class OneByOneClipper:
         self.parameters: dict[str, Tensor] = dict(trained_parameters(model))
         self._loss = loss
         self._is_softmax = loss is cross_entropy and is_softmax_regression(model)
+        self._is_tried = self._is_softmax  # a closed form, which there is nothing to try about
         if any(parameter.device.type != "cpu" for parameter in self.parameters.values()):
             raise ConfigError('noise="grid" needs a model on the CPU: call model.cpu(), or set device="cpu"')
 
@@ -67,6 +68,7 @@ class OneByOneClipper:
             with trial(self.model, x, y), model_randomness(0, torch.device("cpu")):
                 moved += float(self._remembers_nothing(x, y).abs().nan_to_num(posinf=0.0).max())
         check_moved(moved)
+        self._is_tried = True
 
     def _remembers_nothing(self, x: Tensor, y: Tensor) -> Tensor:
         """The first sample's gradient; refuses a model that gives another one after it has seen the other samples."""
@@ -101,6 +103,8 @@ class OneByOneClipper:
         """
         rows = torch.arange(len(inputs)) if rows is None else rows
         check_modes(self.model)
+        if not self._is_tried:
+            self.rehearse(inputs, targets)
         pairs = zip(rows.tolist(), (rows if places is None else places).tolist(), strict=True)
         with details_withheld(), model_randomness(seed, torch.device("cpu")), no_buffer_changes(self.model):
             for row, place in pairs:

@@ -93,7 +93,7 @@ class Cell:
         Of what the grid sets, not of the whole configuration: a setting that the program learns next month must not
         make strangers of this month's results.
         """
-        return self._hash_without(_FREE if self.config.data.name == "npz" else _FREE | _WHERE)
+        return self._hash_without(_FREE if dict(self.settings).get("data.name") == "npz" else _FREE | _WHERE)
 
     @cached_property
     def kin(self) -> str:
