@@ -16,10 +16,9 @@ from alidpfl.audit.canaries import Canaries, make_canaries
 from alidpfl.audit.gradients import CanaryGradients
 from alidpfl.audit.one_step import OnProgress, check_confidence
 from alidpfl.audit.subject import Subject, stream
-from alidpfl.engines.federation import Federation
+from alidpfl.engines.federation import EngineAround, Federation
 from alidpfl.engines.runner import SimulationData
 from alidpfl.engines.simulation import Simulation
-from alidpfl.federation.settings import Evaluation, Part
 from alidpfl.inputs import checks
 from alidpfl.policies import make_policy
 from alidpfl.types import ClientPlan, ClientUpdate
@@ -163,11 +162,12 @@ class Observer:
         self.scores += products * (size / spread**2)
 
 
-class _Watched:
+class _Watched(EngineAround):
     """A simulation whose every release is looked at."""
 
     def __init__(self, engine: Simulation, observer: Observer) -> None:
-        self._engine, self._observer = engine, observer
+        super().__init__(engine)
+        self._observer = observer
 
     def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
         before = params.clone()
@@ -175,15 +175,6 @@ class _Watched:
         for plan, update in zip(plans, updates, strict=True):
             self._observer.see(before, update.params, plan)
         return updates
-
-    def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
-        return self._engine.evaluate(params, part)
-
-    def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
-        return self._engine.seconds_for(params, plans)
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 def _trained(subject: Subject, records: SimulationData, observer: Observer, seed: int | None, tell: OnProgress) -> int:

@@ -53,6 +53,25 @@ class ClosableEngine(Engine, Protocol):
         """Let go of them."""
 
 
+class EngineAround:
+    """Does as the engine within; whoever puts something around it says in `train` what."""
+
+    def __init__(self, engine: ClosableEngine) -> None:
+        self._engine = engine
+
+    def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
+        """As the engine does."""
+        return self._engine.evaluate(params, part)
+
+    def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
+        """As the engine does."""
+        return self._engine.seconds_for(params, plans)
+
+    def close(self) -> None:
+        """End what the engine started."""
+        self._engine.close()
+
+
 Around = Callable[[ClosableEngine], ClosableEngine]
 """Puts something around an engine, such as a memory."""
 

@@ -18,9 +18,8 @@ from tempfile import mkdtemp
 
 from torch import Tensor
 
-from alidpfl.engines.federation import ClosableEngine
+from alidpfl.engines.federation import ClosableEngine, EngineAround
 from alidpfl.errors import AliDpflError, ConfigError
-from alidpfl.federation.settings import Evaluation, Part
 from alidpfl.runs import Config
 from alidpfl.store.checkpoint import decode_checkpoint, encode_checkpoint
 from alidpfl.store.lock import exclusive_lock
@@ -56,14 +55,15 @@ def _held(folder: Path) -> ExitStack:
     return stack
 
 
-class SharedRounds:
+class SharedRounds(EngineAround):
     """An engine that asks its memory first. Its runs must be seeded."""
 
     def __init__(self, engine: ClosableEngine, config: Config, folder: Path) -> None:
         """`folder` is shared by runs on one machine and one version of the program, see `rounds_folder`."""
         if config.run.randomness != "seeded":
             raise ConfigError("rounds can be shared only where run.randomness is seeded: others never come again")
-        self._engine, self._folder = engine, folder
+        super().__init__(engine)
+        self._folder = folder
         self._limit = min(_MOST_BYTES, int(shutil.disk_usage(folder).free * _SHARE_OF_DISK))
         self._of_client = _what_plans_do_not_tell(config)
 
@@ -80,18 +80,6 @@ class SharedRounds:
             found[place] = update
         self._forget_oldest()
         return [_as_asked(update, plan) for update, plan in zip(found, plans, strict=True) if update is not None]
-
-    def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
-        """As the engine does."""
-        return self._engine.evaluate(params, part)
-
-    def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
-        """As the engine does."""
-        return self._engine.seconds_for(params, plans)
-
-    def close(self) -> None:
-        """End what the engine started; the folder stays."""
-        self._engine.close()
 
     def _path(self, start: str, plan: ClientPlan) -> Path:
         told = asdict(plan) | {"signals": sorted(plan.signals - {"secants"})}
