@@ -1,4 +1,4 @@
-"""The recipes in every cell of Tables I to III: `python experiments/best.py [table ...]`.
+"""The recipes in every cell of Tables I to III: `python experiments/best.py [table ...] [data set ...]`.
 
 A cell is the recipe of its data set with the cell's ε and R_s; σ follows from them. η goes with sqrt(ε) / steps: noise
 and signal both add up over the steps. Nothing else changes, and nothing is chosen by looking at a test set. Results are
@@ -26,10 +26,12 @@ TABLES = {
 HEADLINE, HEADLINE_SEEDS = ("small", "1/2"), (0, 1, 2)  # ε = 2, R_s = 158
 
 
-def main(tables: list[str]) -> None:
+def main(names: list[str]) -> None:
     """Run every cell that has no result yet; the headline first, with three seeds."""
-    wanted = [(*HEADLINE, dataset, seed) for seed in HEADLINE_SEEDS for dataset in DATASETS]
-    wanted += [(table, ratio, dataset, 0) for table in tables for ratio in TABLES[table][1] for dataset in DATASETS]
+    tables = [table for table in TABLES if table in names] or list(TABLES)
+    datasets = [dataset for dataset in DATASETS if dataset in names] or list(DATASETS)
+    wanted = [(*HEADLINE, dataset, seed) for seed in HEADLINE_SEEDS for dataset in datasets]
+    wanted += [(table, ratio, dataset, 0) for table in tables for ratio in TABLES[table][1] for dataset in datasets]
     done = {(line["table"], line["ratio"], line["dataset"], line["seed"]) for line in stored.lines(RESULTS)}
     for cell in dict.fromkeys(wanted):
         if cell not in done:
@@ -69,4 +71,4 @@ def _result(table: str, ratio: str, dataset: str, seed: int) -> dict[str, object
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(TABLES))
+    main(sys.argv[1:])
