@@ -37,6 +37,27 @@ MUTANTS: tuple[Mutant, ...] = (
         STEP,
     ),
     Mutant(
+        "a linear layer rounds by a sample's place",
+        "src/alidpfl/dpsgd/filling.py",
+        "if width % _EVEN else tensor",
+        "if False else tensor",
+        "tests/dpsgd/test_filling.py",
+    ),
+    Mutant(
+        "frozen layers round by a sample's place",
+        "src/alidpfl/dpsgd/filling.py",
+        "if type(module) is nn.Linear]",
+        "if type(module) is nn.Linear and module.weight.requires_grad]",
+        "tests/dpsgd/test_filling.py",
+    ),
+    Mutant(
+        "batches are not filled up",
+        "src/alidpfl/dpsgd/filling.py",
+        "return max(_LEAST, -(-size // _MULTIPLE) * _MULTIPLE)",
+        "return size",
+        "tests/dpsgd/test_filling.py",
+    ),
+    Mutant(
         "noise not scaled by the clip norm",
         "src/alidpfl/dpsgd/step.py",
         "return self.noise_multiplier * self.clip_norm if",

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, native
-from alidpfl.dpsgd.filling import filled, filled_size
+from alidpfl.dpsgd.filling import even_products, even_width, filled, filled_size, uneven_layers
+from alidpfl.dpsgd.recording import Recording
 from alidpfl.models import make_model
 
 HUGE = 1e3  # weights under which rounding decides the class
@@ -63,25 +64,126 @@ def test_a_sample_does_not_feel_the_others(name, is_native, monkeypatch):
         assert torch.equal(own_facts(clipper, inputs, targets, torch.arange(1, size + 1)), whole[1 : size + 1])
 
 
+class Mean(nn.Module):
+    """Over a sequence of positions."""
+
+    def forward(self, x):
+        return x.mean(1)
+
+
+# Not multiples of four, for in each of them rows begin at boundaries of all kinds; and multiples that are not of 16.
+NETWORKS = {
+    "13-3": [nn.Linear(13, 3)],
+    "30-10": [nn.Linear(30, 10)],
+    "301-2": [nn.Linear(301, 2)],
+    "785-10": [nn.Linear(785, 10)],
+    "784-5-10": [nn.Linear(784, 5), nn.ReLU(), nn.Linear(5, 10)],
+    "784-30-10": [nn.Linear(784, 30), nn.ReLU(), nn.Linear(30, 10)],
+    "784-50-10": [nn.Linear(784, 50), nn.ReLU(), nn.Linear(50, 10)],
+    "784-101-10": [nn.Linear(784, 101), nn.ReLU(), nn.Linear(101, 10)],
+    "13-5-7-3": [nn.Linear(13, 5), nn.ReLU(), nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)],
+    "100-20-36-11": [nn.Linear(100, 20), nn.ReLU(), nn.Linear(20, 36), nn.ReLU(), nn.Linear(36, 11)],
+    "7x30-17-11": [nn.Linear(30, 17), nn.ReLU(), nn.Linear(17, 11), Mean()],
+    "13-frozen-5-3": [nn.Linear(13, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 3)],
+}
+
+
+@pytest.fixture
+def bits(monkeypatch):
+    """What each layer's gradients are made of, of the batch that was last: bit by bit, what the sample contributes."""
+    seen = {}
+    record = Recording._record
+
+    def watching(self, unit, inputs, grads):
+        seen.update({f"{unit.path} in": inputs[0].clone(), f"{unit.path} back": grads[0].clone()})
+        return record(self, unit, inputs, grads)
+
+    monkeypatch.setattr(Recording, "_record", watching)
+
+    def of(clipper, inputs, targets):
+        seen.clear()
+        clipper.clipped_sum(inputs, targets, clip_norm=1.0, seed=0)
+        return {name: tensor[: len(inputs)] for name, tensor in seen.items()}
+
+    return of
+
+
+@pytest.mark.parametrize("scale", [1.0, HUGE])
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_a_sample_does_not_feel_its_place_in_a_layer_of_any_width(name, scale, bits):
+    """Without the first record all others move up; what they give must be the same to the last bit."""
+    model = nn.Sequential(*NETWORKS[name])
+    clipper = PerSampleClipper(model)
+    shape = (7, 30) if name.startswith("7x") else (model[0].in_features,)
+    inputs, targets = made(128, *shape), torch.arange(128) % 2
+    clipper.clipped_sum(inputs[:0], targets[:0], clip_norm=1.0, seed=0)  # the trial, at its own weights
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    whole = bits(clipper, inputs, targets)
+    assert len(whole) == 2 * sum(layer.weight.requires_grad for layer in model if isinstance(layer, nn.Linear))
+    for first in (1, 2, 3, 40):
+        for last in (first + 1, 9, 16, 33, 64, 128):
+            for what, of_all in whole.items():
+                if first < last:
+                    assert torch.equal(bits(clipper, inputs[first:last], targets[first:last])[what], of_all[first:last])
+    with torch.no_grad():  # the networks are shared by the tests
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            parameter.copy_(old)
+
+
+@pytest.mark.parametrize("width", [13, 30, 301, 785])
+def test_softmax_regression_does_not_feel_a_place_without_the_kernels_either(width, monkeypatch):
+    monkeypatch.setattr(native, "is_available", lambda: False)
+    clipper = SoftmaxClipper(nn.Linear(width, 10, bias=False))
+    inputs, targets = made(128, width), torch.arange(128) % 10
+    whole = own_facts(clipper, inputs, targets, torch.arange(128))
+    for first in (1, 2, 3, 40):
+        found = own_facts(clipper, inputs[first:].clone(), targets[first:], torch.arange(128 - first))
+        assert torch.equal(found, whole[first:])
+
+
+def test_even_products_are_the_same_products_and_leave_the_layers_alone():
+    layers = nn.Sequential(nn.Linear(13, 6), nn.Linear(6, 4), nn.Linear(4, 3))
+    assert uneven_layers(layers) == [layers[0], layers[1]]
+    inputs = made(5, 13)
+    plain = layers(inputs)
+    with even_products(uneven_layers(layers)):
+        assert torch.allclose(layers(inputs), plain, atol=1e-6)
+        assert torch.equal(layers[0](input=inputs), layers[0](inputs))
+        assert not uneven_layers(layers)  # a layer with a way of its own is left alone
+    assert all("forward" not in vars(layer) for layer in layers)
+    with pytest.raises(KeyError), even_products(uneven_layers(layers)):
+        raise KeyError
+    assert all("forward" not in vars(layer) for layer in layers)
+    assert even_width(inputs).tolist() == [[*row, 0.0, 0.0, 0.0] for row in inputs.tolist()]
+
+
+@pytest.mark.parametrize("width", [300, 301])
 @pytest.mark.parametrize("kind", ["softmax", "network"])
-def test_rounding_that_decides_the_class_decides_it_alike_for_every_batch(kind, monkeypatch):
+def test_rounding_that_decides_the_class_decides_it_alike_for_every_batch(kind, width, monkeypatch):
     """Two classes whose scores are sums of the same numbers in another order: equal, but for their rounding.
 
-    Whoever comes must not turn the others' classes over: the sum moves by the newcomer's part alone.
+    Whoever comes or goes must not turn the others' classes over: the sum moves by that sample's part alone.
     """
     monkeypatch.setattr(native, "is_available", lambda: False)
     for seed in range(6):
-        row = 1e8 * made(300, seed=seed)
-        model = nn.Linear(300, 2, bias=False)
+        row = 1e8 * made(width, seed=seed)
+        other = row[torch.randperm(width, generator=torch.Generator().manual_seed(1))]
+        model = nn.Linear(width, 2, bias=False)
         with torch.no_grad():
-            model.weight.copy_(torch.stack([row, row[torch.randperm(300, generator=torch.Generator().manual_seed(1))]]))
+            model.weight.copy_(torch.stack([row, other]))
         clipper = SoftmaxClipper(model) if kind == "softmax" else PerSampleClipper(model)
-        x, y = torch.full((12, 300), 0.5) * torch.arange(1, 13)[:, None], torch.zeros(12, dtype=torch.int64)
-        sums = [
-            clipper.clipped_sum(x[:n], y[:n], clip_norm=1.0, seed=0).gradients["weight"].double() for n in range(1, 13)
-        ]
-        for before, after in pairwise(sums):
-            assert float((after - before).norm()) <= 1 + 1e-5
+        x = torch.full((40, width), 0.5) * torch.arange(1, 41)[:, None]
+        y = torch.zeros(40, dtype=torch.int64)
+
+        def total(some, clipper=clipper, x=x, y=y):
+            return clipper.clipped_sum(x[some], y[some], clip_norm=1.0, seed=0).gradients["weight"].double()
+
+        for batches in ([slice(n) for n in range(1, 13)], [slice(n, None) for n in range(40)]):
+            for one, other_one in pairwise(total(some) for some in batches):
+                assert float((one - other_one).norm()) <= 1 + 1e-5
 
 
 def test_what_fills_a_batch_adds_nothing(monkeypatch):

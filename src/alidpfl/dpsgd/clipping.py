@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.conv import can_defer
-from alidpfl.dpsgd.filling import filled, filled_size
+from alidpfl.dpsgd.filling import even_products, filled, filled_size, uneven_layers
 from alidpfl.dpsgd.gradients import Deferred, Storage, clip_factors, to_drop
 from alidpfl.dpsgd.guards import details_withheld, model_randomness
 from alidpfl.dpsgd.model_check import check_model, check_modes, trained_parameters
@@ -133,6 +133,7 @@ class PerSampleClipper:
         self.parameters: dict[str, Tensor] = dict(trained_parameters(model))
         self._loss = loss
         self._network = join_relu_and_pool(model)
+        self._uneven_layers = uneven_layers(model)
         first = next(iter(self.parameters.values()))
         self._dtype, self._device = first.dtype, first.device
         self._units = sorted(find_units(model), key=lambda unit: unit.num_params)
@@ -201,7 +202,8 @@ class PerSampleClipper:
         size = max(used, min(filled_size(used), self._microbatch_size))
         inputs, targets = filled(inputs, size), filled(targets, size)
         recording = Recording(self._units, self._plan_storage(size), size, self._device)
-        losses = recording.run(lambda: self._losses(inputs, targets))
+        with even_products(self._uneven_layers):
+            losses = recording.run(lambda: self._losses(inputs, targets))
         limit = clip_norm * SAFETY
         found = {name: g for name, g in recording.found.items() if not isinstance(g, Deferred)}
         deferred = {name: g for name, g in recording.found.items() if isinstance(g, Deferred)}
