@@ -58,6 +58,36 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/dpsgd/test_filling.py",
     ),
     Mutant(
+        "a worker's error quotes records",
+        "src/alidpfl/engines/workers.py",
+        "training or evaluation failed with {type(error).__name__}",
+        "training or evaluation failed with {error!r}",
+        "tests/engines/test_withheld_errors.py",
+    ),
+    Mutant(
+        "un-noised signals need no permission",
+        "src/alidpfl/federation/planning.py",
+        "if self.uses_raw_signals and UNACCOUNTED_SIGNALS not in settings.unsafe:",
+        "if False:",
+        "tests/runs/test_execute.py::test_unnoised_signals_must_be_asked_for_and_are_told_everywhere",
+    ),
+    Mutant(
+        "files that show private records are claimed to be covered",
+        "src/alidpfl/federation/loop.py",
+        "return not (self._planner.uses_raw_signals or self.settings.shows_private_data)",
+        "return not self._planner.uses_raw_signals",
+        "tests/runs/test_what_reaches_clients.py",
+    ),
+    Mutant(
+        "a record that is no number stops a client",
+        "src/alidpfl/federation/client.py",
+        "        return result.noised_sum\n",
+        "        if result.private.num_non_finite:\n"
+        '            raise DataError("a record is no number")\n'
+        "        return result.noised_sum\n",
+        "tests/vault/test_records.py",
+    ),
+    Mutant(
         "noise not scaled by the clip norm",
         "src/alidpfl/dpsgd/step.py",
         "return self.noise_multiplier * self.clip_norm if",

@@ -97,4 +97,12 @@ AUDIT_MUTANTS = (
         "add_noise(released, plan.clip_norm",
         f"{REAL_STEP}[update]",
     ),
+    (
+        "audited: only the first step of a round has noise",
+        "src/alidpfl/federation/client.py",
+        "            gradient = self._step(data, plan, learning_rate, divisor, random)\n",
+        "            gradient = self._step(data, plan, learning_rate, divisor, random)\n"
+        '            plan = __import__("dataclasses").replace(plan, noise_multiplier=0.01)\n',
+        REAL_STEP,
+    ),
 )

@@ -3,7 +3,7 @@
 import torch
 
 from alidpfl.audit import Subject
-from alidpfl.dpsgd import clipping, softmax, step
+from alidpfl.dpsgd import clipping, grid, softmax, step
 from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, PerSampleClipper
 from alidpfl.federation import client
 from alidpfl.federation.settings import FederationSettings
@@ -27,7 +27,16 @@ def network(features: int = 8) -> torch.nn.Module:
 
 
 def subject(
-    model=None, *, method="fedavg_dp", sigma=2.0, epsilon=1.0, clip_norm=0.5, records=20, features=8, **options
+    model=None,
+    *,
+    method="fedavg_dp",
+    sigma=2.0,
+    epsilon=1.0,
+    clip_norm=0.5,
+    records=20,
+    features=8,
+    noise="gaussian",
+    **options,
 ) -> Subject:
     random = torch.Generator().manual_seed(0)
     model = model or softmax_regression(features)
@@ -41,6 +50,7 @@ def subject(
         budget=PrivacyBudget(epsilon=epsilon, delta=1e-5),
         settings=FederationSettings(max_rounds=3, sample_rate=0.1, learning_rate=0.5),
         accountant="rdp",
+        noise=noise,
         evaluation={"validation": (inputs[:5], torch.zeros(5, dtype=torch.int64))},
     )
 
@@ -53,6 +63,11 @@ def too_little_noise(monkeypatch, ratio: float) -> None:
         monkeypatch.setattr(module, "add_noise", add_noise)
 
 
+def too_little_noise_on_the_grid(monkeypatch, ratio: float) -> None:
+    real = grid.rounded_gaussian
+    monkeypatch.setattr(grid, "rounded_gaussian", lambda size, random: (real(size, random) / ratio).round().long())
+
+
 def noise_skipped_every(monkeypatch, number: int) -> None:
     calls = [0]
 
@@ -63,6 +78,22 @@ def noise_skipped_every(monkeypatch, number: int) -> None:
         else:
             gradients.update({name: gradient.float() for name, gradient in gradients.items()})
 
+    monkeypatch.setattr(step, "add_noise", add_noise)
+
+
+def noise_on_first_steps_alone(monkeypatch) -> None:
+    train, real = client.LocalTrainer.train, REAL_ADD_NOISE
+    steps = [0]
+
+    def from_the_start(self, *arguments):
+        steps[0] = 0
+        return train(self, *arguments)
+
+    def add_noise(gradients, scale, random):
+        steps[0] += 1
+        real(gradients, scale if steps[0] == 1 else 0.0, random)
+
+    monkeypatch.setattr(client.LocalTrainer, "train", from_the_start)
     monkeypatch.setattr(step, "add_noise", add_noise)
 
 

@@ -10,15 +10,19 @@ from alidpfl.errors import ConfigError
 from tests.audit.parts import (
     clipped_per_layer,
     network,
+    noise_on_first_steps_alone,
     nothing_clipped,
     softmax_regression,
     subject,
     too_little_noise,
+    too_little_noise_on_the_grid,
 )
 
 REAL = {
     "softmax": {},
     "network": {"model": network()},
+    "grid": {"noise": "grid"},
+    "network on the grid": {"noise": "grid", "model": network()},
     "adap_dpfl": {"method": "adap_dpfl", "sigma": 4.0},
     "perturbed": {"model": network(), "method": "pe_dpfl"},
     "update": {"method": "pe_dpfl", "variant": "output", "sigma": 1.0, "epsilon": 10.0, "model": network()},
@@ -52,11 +56,22 @@ def test_too_little_noise_is_refuted(monkeypatch):
     assert found.epsilon_lower_bound > audited.epsilon_at(audited.noise_multiplier)
 
 
+def test_too_little_noise_on_a_grid_is_refuted(monkeypatch):
+    too_little_noise_on_the_grid(monkeypatch, 1.25)
+    assert audit_step(subject(noise="grid"), draws=2000, seed=2).is_refuted
+
+
 def test_too_little_noise_on_an_update_is_refuted(monkeypatch):
     too_little_noise(monkeypatch, 2.0)
     found = audit_step(subject(**REAL["update"]), draws=500, seed=1)
     assert found.copies == 1
     assert found.is_refuted
+
+
+@pytest.mark.parametrize("model", [softmax_regression, network])
+def test_noise_on_first_steps_alone_is_refuted(monkeypatch, model):
+    noise_on_first_steps_alone(monkeypatch)
+    assert audit_step(subject(model()), draws=500, seed=1).is_refuted
 
 
 @pytest.mark.parametrize("model", [softmax_regression, network])
@@ -95,7 +110,7 @@ def test_both_arms_have_as_many_records_and_differ_in_the_canary_alone():
     present, _ = arms.data[True].batch(torch.arange(arms.copies))
     assert bool(absent.isnan().all())
     assert bool(present.isfinite().all())
-    assert arms.plan.sample_rate == 1.0
+    assert [(plan.sample_rate, plan.steps) for plan in arms.plans] == [(1.0, 1), (1.0, 2)]
 
 
 def test_the_arms_lie_where_the_threshold_expects_them():

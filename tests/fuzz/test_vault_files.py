@@ -56,7 +56,7 @@ def _copied(memory, template):
     return home / "vault"
 
 
-def _checked(path, name):
+def _checked(path, name, template):
     status, told = command("vault", "status", "--dir", path, "--json")
     if status == 2:
         assert name not in (REFUSALS, LOCK, ANSWER), told  # no budget depends on these
@@ -64,24 +64,32 @@ def _checked(path, name):
         assert json.loads(told)["units_spent"] == ROUNDS * STEPS
     folder = fine_or_refused(lambda: VaultFolder(path=path))
     if folder is not None:
-        fine_or_refused(lambda: _asked(folder, name))
+        fine_or_refused(lambda: _asked(folder, template))
 
 
-def _asked(folder, name):
+def _asked(folder, template):
     """The last round again, then the next: what is answered was paid for, and no round is trained twice."""
     trainer = CountingTrainer()
-    kept = (folder.path / ANSWER).read_bytes()
+    given = (template / "vault" / ANSWER).read_bytes()  # before anybody laid hands on it
     with opened(folder, trainer) as vault:
         try:
             again = vault.answer(body(round=1, steps=STEPS))
         except AliDpflError as error:
             check_text(str(error))
         else:
-            assert again == kept
+            assert again == given
         assert trainer.steps == 0
         vault.answer(body(round=ROUNDS, steps=STEPS))
     assert trainer.steps == STEPS
     assert spent(folder) == (ROUNDS + 1) * STEPS
+
+
+def test_a_whole_folder_gives_the_same_answer_again(memory, template):
+    """What the others are measured by: else they could pass because every folder is refused."""
+    folder = VaultFolder(path=_copied(memory, template))
+    with opened(folder, CountingTrainer()) as vault:
+        assert vault.answer(body(round=1, steps=STEPS)) == (template / "vault" / ANSWER).read_bytes()
+    _asked(folder, template)
 
 
 @examples(12)
@@ -89,7 +97,7 @@ def _asked(folder, name):
 def test_a_damaged_folder(memory, template, data, name):
     path = _copied(memory, template)
     (path / name).write_bytes(data.draw(damaged((path / name).read_bytes())))
-    _checked(path, name)
+    _checked(path, name, template)
 
 
 @examples(8)
@@ -104,7 +112,7 @@ def test_an_edited_folder(memory, template, data, name):
     else:
         document = json.loads((path / name).read_bytes())
         (path / name).write_text(json.dumps(data.draw(edited(document))))
-    _checked(path, name)
+    _checked(path, name, template)
 
 
 @examples(8)
@@ -115,5 +123,5 @@ def test_an_edited_policy(memory, template, values):
         (path / POLICY).write_text(to_toml(values))
     except (AliDpflError, AttributeError):  # what no TOML can say
         return
-    fine_or_refused(lambda: _asked(VaultFolder(path=path), POLICY))
+    fine_or_refused(lambda: _asked(VaultFolder(path=path), template))
     command("vault", "status", "--dir", path)

@@ -27,8 +27,10 @@ import torch
 from torch import Tensor
 
 from alidpfl.dpsgd import RandomStream, release, step
+from alidpfl.dpsgd.grid import Grid
 from alidpfl.federation import client
 from alidpfl.federation.client import LocalTrainer
+from alidpfl.privacy import FilteredLedger, PlannedLedger
 from alidpfl.runs import featured
 from alidpfl.types import ClientPlan, ClientUpdate
 
@@ -56,7 +58,7 @@ class Release:
     scale: float
     """Standard deviation of the noise."""
     charged: float
-    """σ that the ledger was told of."""
+    """σ of the plan, which `Watch.check` holds against what the ledger was told."""
     what: object
     """Whose, and which of them."""
 
@@ -91,6 +93,8 @@ class Watch:
     comparisons: list[Comparison] = field(default_factory=list, repr=False)
     updates: list[tuple[object, ...]] = field(default_factory=list, repr=False)
     """What each client was sent, and what it sent."""
+    charges: dict[int, list[float]] = field(default_factory=dict, repr=False)
+    """By client, the σ of every unit that a ledger on this machine was told of."""
 
     def __enter__(self) -> "Watch":
         self._patch = pytest.MonkeyPatch()
@@ -98,6 +102,9 @@ class Watch:
         noised = self._watched_noise(step.add_noise)
         for module in (step, client, release):
             self._patch.setattr(module, "add_noise", noised)
+        self._patch.setattr(Grid, "noised_total", self._watched_grid(Grid.noised_total))
+        for ledger in (PlannedLedger, FilteredLedger):
+            self._patch.setattr(ledger, "charge", self._watched_charge(ledger.charge))
         self._patch.setattr(LocalTrainer, "train", self._watched_training(LocalTrainer.train))
         self._patch.setattr(featured, "noised_total", self._watched_total(featured.noised_total))
         return self
@@ -115,6 +122,15 @@ class Watch:
             )
             assert found.same_noise, f"release {number}: the noise depends on the records"
             assert found.distance <= found.allowed * (1 + ROUNDING), f"release {number}: {found}"
+
+    def check_charges(self) -> None:
+        """Every client's releases in rounds are what its ledger was told of: as many, of as much noise."""
+        released: dict[int, list[float]] = {}
+        for found in self.releases:
+            kind, client = found.what
+            if kind != "statistics":
+                released.setdefault(client, []).append(found.charged)
+        assert released == self.charges
 
     @property
     def furthest(self) -> float:
@@ -153,19 +169,42 @@ class Watch:
 
         return watched
 
+    def _watched_charge(self, charge: Callable[..., None]) -> Callable[..., None]:
+        def watched(ledger: Any, client: Any, steps: int, noise_multiplier: float, **rate: float) -> None:
+            charge(ledger, client, steps, noise_multiplier, **rate)
+            self.charges.setdefault(client, []).extend([noise_multiplier] * steps)
+
+        return watched
+
+    def _watched_grid(self, noised_total: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Noise on a grid is added to whole numbers: what is compared are their sums, in the sum's own units."""
+
+        def watched(grid: Grid, vectors: Iterable[Tensor], size: int, random: RandomStream) -> Tensor:
+            kept = [vector.clone() for vector in vectors]
+            total = torch.zeros(size, dtype=torch.float64)
+            for whole in (grid.rounded(vector) for vector in kept):
+                total += 0 if whole is None else whole * grid.step
+            sums = {"total": noised_total(grid, iter(kept), size, random)}
+            self._note(total={"total": total}, sums=sums, scale=grid.noise_multiplier * grid.clip_norm)
+            return sums["total"]
+
+        return watched
+
     def _watched_noise(self, add_noise: Callable[..., None]) -> Callable[..., None]:
         def watched(sums: Sums, scale: float, random: RandomStream, *rest: Any, **options: Any) -> None:
             if scale == 0:  # a step of a round whose update is noised as a whole: it does not leave the client
                 return
             total = {name: values.double().clone() for name, values in sums.items()}
             add_noise(sums, scale, random, *rest, **options)
-            noised = {name: values.clone() for name, values in sums.items()}
-            self.releases.append(
-                Release(total=total, noised=noised, scale=scale, charged=self._charged, what=self._what)
-            )
-            self._follow(sums)
+            self._note(total=total, sums=sums, scale=scale)
 
         return watched
+
+    def _note(self, *, total: Sums, sums: Sums, scale: float) -> None:
+        """Keep a release, and put the first run's in its place where there is one."""
+        noised = {name: values.clone() for name, values in sums.items()}
+        self.releases.append(Release(total=total, noised=noised, scale=scale, charged=self._charged, what=self._what))
+        self._follow(sums)
 
     def _follow(self, sums: Sums) -> None:
         if self.follows is None or len(self.releases) > len(self.follows.releases):

@@ -20,6 +20,7 @@ from alidpfl.methods import METHODS, Method, make_method
 from alidpfl.models import ModelName, make_model
 from alidpfl.policies import POLICIES, make_policy
 from alidpfl.privacy import PrivacyBudget
+from alidpfl.types import NoiseKind
 
 from .coupling import Neighbour
 from .hostile import HOSTILE
@@ -77,7 +78,7 @@ def settings() -> list[Setting]:
     return [setting for setting in found if setting.built().release == "step" or setting.policy == "fixed"]
 
 
-def federation(setting: Setting, data: SimulationData, **changes: Any) -> Federation:
+def federation(setting: Setting, data: SimulationData, *, noise: NoiseKind = "gaussian", **changes: Any) -> Federation:
     """Three rounds of three clients, or with `changes` to the settings."""
     method, is_fixed = setting.built(), setting.policy == "fixed"
     shape = VECTOR if setting.model == "scatter_linear" else IMAGE
@@ -96,6 +97,7 @@ def federation(setting: Setting, data: SimulationData, **changes: Any) -> Federa
         ),
         seed=7,
         processes=1,
+        noise=noise,
     )
 
 

@@ -38,6 +38,14 @@ CASES = [
 ]
 
 
+OF_FEATURES = {
+    "learned": {"model.learned": "true"},
+    "upright": {"model.upright": "true"},
+    "positions": {"model.positions": 2},
+    "grid": {"privacy.noise": '"grid"'},
+}
+
+
 @dataclass(frozen=True)
 class Told:
     """By one run."""
@@ -54,11 +62,20 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("model", "record"), CASES)
 def test_what_a_run_prints_and_leaves_behind(tmp_path, model, record):
+    _check(tmp_path, model, record)
+
+
+@pytest.mark.parametrize("name", OF_FEATURES)
+def test_what_a_run_of_other_features_prints_and_leaves_behind(tmp_path, name):
+    _check(tmp_path, "scatter_linear", "stripes", OF_FEATURES[name])
+
+
+def _check(tmp_path, model, record, changes=None):
     watch, told = None, []
     for has_it in (True, False):
         _write_clients(tmp_path / "data", model, record, has_it)
         with Watch(NEIGHBOUR, follows=watch, num_clients=len(SIZES)) as watch:
-            told.append(_run(tmp_path / str(has_it) / "run", tmp_path / "data", model))
+            told.append(_run(tmp_path / str(has_it) / "run", tmp_path / "data", model, changes or {}))
     watch.check()
     assert watch.updates == watch.follows.updates
     if model == "scatter_linear":
@@ -90,7 +107,7 @@ def _spoilt(picture, model: str, record: str):
     return PICTURES[record](picture) if model == "scatter_linear" else FINITE[record](torch.from_numpy(picture)).numpy()
 
 
-def _run(out: Path, data: Path, model: str) -> Told:
+def _run(out: Path, data: Path, model: str, changes: dict[str, object]) -> Told:
     values = {
         "data.name": '"npz"',
         "data.data_dir": f'"{data}"',
@@ -108,6 +125,7 @@ def _run(out: Path, data: Path, model: str) -> Told:
     }
     if model == "scatter_linear":
         values |= {"model.frequencies": 3}
+    values |= changes
     arguments = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     result = alidpfl("run", *arguments, "--out", out)
     assert result.exit_code == 0, result.stderr

@@ -50,9 +50,10 @@ def _replayed(setting, hostile, neighbour, **changes):
     return told, watch
 
 
-def _check(setting, hostile, neighbour):
-    told, watch = _replayed(setting, hostile, neighbour)
+def _check(setting, hostile, neighbour, **changes):
+    told, watch = _replayed(setting, hostile, neighbour, **changes)
     watch.check()
+    watch.check_charges()
     assert watch.updates == watch.follows.updates
     assert told[0] == told[1]
     assert told[0]["error"] is None
@@ -80,6 +81,29 @@ def test_all_pairs_of_neighbouring_data_sets(setting, hostile, neighbour):
 def test_neighbouring_data_sets_without_the_native_kernels(setting, hostile, neighbour):
     with native.disabled():
         _check(setting, hostile, neighbour)
+
+
+ON_THE_GRID = [pair for pair in PAIRS if pair[0].built().release == "step"]
+QUICK_ON_THE_GRID = _covering((s, h, n) for s, h, n in ON_THE_GRID[::7] if s.model in ("linear", "scatter_linear"))
+
+
+def _check_on_the_grid(setting, hostile, neighbour):
+    """Its sums are exact, so that a record which is not drawn changes no bit of any."""
+    watch = _check(setting, hostile, neighbour, noise="grid")
+    for found, release in zip(watch.comparisons, watch.releases, strict=True):
+        assert found.distance <= found.allowed  # not even by rounding
+        assert found.distance == 0 or release.what[1] == neighbour.client
+
+
+@pytest.mark.parametrize(("setting", "hostile", "neighbour"), QUICK_ON_THE_GRID, ids=_id)
+def test_neighbouring_data_sets_with_noise_on_a_grid(setting, hostile, neighbour):
+    _check_on_the_grid(setting, hostile, neighbour)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("setting", "hostile", "neighbour"), ON_THE_GRID[::2], ids=_id)
+def test_every_other_pair_with_noise_on_a_grid(setting, hostile, neighbour):
+    _check_on_the_grid(setting, hostile, neighbour)
 
 
 def test_the_pairs_cover_all_that_ships():

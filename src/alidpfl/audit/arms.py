@@ -23,6 +23,7 @@ _TARGET_DISTANCE = 2.7  # standard deviations between the arms, where thresholds
 _MOST_COPIES = 64
 _TEARING_STEPS = 200
 _PLENTY = 10.0  # times S: every update is clipped
+_STANDING_STILL = 1e-20  # of a step: what was released before the step that is read moves the weights by nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,8 @@ class Arms:
     """A client's step with and without the canary, read along the line on which they differ."""
 
     trainer: LocalTrainer = field(repr=False)
-    plan: ClientPlan
+    plans: tuple[ClientPlan, ...]
+    """In turns; the last step of each is read: where noise goes on steps, the first of a round, and the second."""
     params: Tensor = field(repr=False)
     data: dict[bool, ClientData] = field(repr=False)
     """Without the canary, and with it."""
@@ -48,9 +50,10 @@ class Arms:
         """What one canary contributes, of the most that the claim allows: C, or 2S for a noised update."""
         return self.distance / self.copies
 
-    def observe(self, is_in: bool, random: RandomStream) -> float:
-        """Train one step for real, and read what was released."""
-        update = self.trainer.train(self.params, self.data[is_in], self.plan, random)
+    def observe(self, is_in: bool, number: int, random: RandomStream) -> float:
+        """Train for real, and read what was released; `number` says whose turn it is."""
+        plan = self.plans[number % len(self.plans)]
+        update = self.trainer.train(self.params, self.data[is_in], plan, random)
         return float(torch.dot(update.params - self.params, self.reader))
 
 
@@ -80,7 +83,8 @@ def _arms_of_step(subject: Subject, gradients: CanaryGradients, random: RandomSt
     rows = {True: torch.zeros(copies, dtype=torch.int64), False: torch.ones(copies, dtype=torch.int64)}
     return Arms(
         trainer=LocalTrainer(subject.objective(), noise=subject.noise),
-        plan=_plan(subject, learning_rate=float(copies)),  # the divisor: weights move by the noised sum itself
+        # Times the divisor: weights move by the noised sum itself, of the last step alone.
+        plans=tuple(_plan(subject, *rates, float(copies)) for rates in ((), (copies * _STANDING_STILL,))),
         params=params,
         data={k: ClientData(inputs=inputs, targets=label.expand(2).contiguous(), rows=r) for k, r in rows.items()},
         reader=-shift / (distance * clip_norm),
@@ -115,7 +119,7 @@ def _arms_of_update(subject: Subject, gradients: CanaryGradients, random: Random
         data[is_in] = ClientData(inputs=records, targets=targets, rows=torch.arange(2))
     return Arms(
         trainer=LocalTrainer(subject.objective(), noise=subject.noise),
-        plan=_plan(subject, learning_rate=rate),
+        plans=(_plan(subject, rate),),
         params=params,
         data=data,
         reader=reader,
@@ -125,15 +129,15 @@ def _arms_of_update(subject: Subject, gradients: CanaryGradients, random: Random
     )
 
 
-def _plan(subject: Subject, *, learning_rate: float) -> ClientPlan:
-    """One step over all records: with the canary in the batch for certain, σ alone hides it."""
+def _plan(subject: Subject, *learning_rates: float) -> ClientPlan:
+    """Steps over all records: with the canary in the batch for certain, σ alone hides it."""
     return ClientPlan(
         client=0,
         round=0,
         sample_rate=1.0,
         noise_multiplier=subject.noise_multiplier,
         clip_norm=subject.clip_norm,
-        learning_rates=(learning_rate,),
+        learning_rates=learning_rates,
         release=subject.method.release,
     )
 

@@ -2,7 +2,8 @@
 
 One Gaussian step is μ-GDP with μ = 1/σ, so how often a threshold errs bounds μ from below (Dong, Roth & Su 2022;
 Nasr et al. 2023, "Tight auditing of differentially private machine learning"). Errors near a half say little about a
-large σ: the canary therefore comes in copies, and what they show of the group is divided by their number.
+large σ: the canary therefore comes in copies, and what they show of the group is divided by their number. Every other
+step is the second one of its round: noise that only first steps have would show.
 """
 
 from collections.abc import Callable
@@ -140,7 +141,7 @@ def _observed(
     observed: dict[bool, list[float]] = {False: [], True: []}
     for number in range(draws):
         for is_in, values in observed.items():
-            values.append(arms.observe(is_in, random))
+            values.append(arms.observe(is_in, number, random))
         if number % _TELL_EVERY == 0:
             tell("one step", number / draws)
     return tuple(observed[False]), tuple(observed[True])
