@@ -50,6 +50,8 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {path}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; give a configuration file, of a run its config.toml") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number or a nesting beyond all measure
