@@ -16,6 +16,7 @@ from rich.table import Table
 from alidpfl._version import __version__
 from alidpfl.cli_audit import audit
 from alidpfl.cli_data import data_app
+from alidpfl.cli_doctor import doctor
 from alidpfl.cli_flower import flower_app
 from alidpfl.cli_plan import plan
 from alidpfl.cli_report import report
@@ -29,10 +30,27 @@ if TYPE_CHECKING:
     import click
 
 _EXIT_BAD_INPUT, _EXIT_INTERRUPTED = 2, 130
+_ALSO = """
+alidpfl COMMAND --help: its options, and an example.
+Also: --version, --install-completion and --show-completion (for your shell).
+"""
 
 
 class _Commands(typer.core.TyperGroup):
     """Turns our errors into one line on standard error, and Ctrl-C into the exit status that shells expect."""
+
+    def format_help(self, ctx: "click.Context", formatter: "click.HelpFormatter") -> None:
+        """One screen: the commands by what they are for, a line each."""
+        del ctx
+        formatter.write("Usage: alidpfl COMMAND [OPTIONS]\n\n")
+        formatter.write("Federated learning that is private by proof and frugal by design.\n")
+        panel = None
+        for name, command in self.commands.items():
+            group = getattr(command, "rich_help_panel", None)
+            formatter.write("\n" if group != panel else "")
+            formatter.write(f"{group if group != panel else '':<8}{name:<11}{command.short_help}\n")
+            panel = group
+        formatter.write(_ALSO)
 
     def invoke(self, ctx: "click.Context") -> Any:
         try:
@@ -59,7 +77,7 @@ def _told(error: Exception) -> str | None:
     return None
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=_Commands, invoke_without_command=True, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:
@@ -70,14 +88,18 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Federated learning that is private by proof and frugal by design."""
+    del version
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(_EXIT_BAD_INPUT)
 
 
-@app.command()
 def account(
     sample_rate: Annotated[float, typer.Option(help="Probability that a sample enters a batch, in (0, 1].")] = 0.015,
     noise_multiplier: Annotated[float, typer.Option(help="Noise standard deviation over the clip norm.")] = 1.1,
@@ -168,17 +190,22 @@ def _caption(columns: list[dict[str, Any]]) -> str | None:
     return "none: the budget does not pay for one step; raise ε or the noise multiplier"
 
 
-app.command()(plan)
-app.command()(run)
-app.command()(show)
-app.command()(compare)
-app.command()(audit)
-app.command()(report)
-app.command()(reproduce)
-app.command()(tables)
-app.add_typer(data_app, name="data")
-app.add_typer(vault_app, name="vault")
-app.add_typer(flower_app, name="flower")
+_TRAIN, _PLAN, _PROVE, _DEPLOY = "Train", "Plan", "Prove", "Set up"
+
+
+app.command(rich_help_panel=_TRAIN, short_help="Train over clients that keep their data, within a budget.")(run)
+app.command(rich_help_panel=_TRAIN, short_help="Settings, results and curves of a run, also while it runs.")(show)
+app.command(rich_help_panel=_TRAIN, short_help="Several runs side by side.")(compare)
+app.command(rich_help_panel=_TRAIN, short_help="One self-contained page about a run or a table.")(report)
+app.command(rich_help_panel=_PLAN, short_help="What a budget and a number of rounds are best spent on.")(plan)
+app.command(rich_help_panel=_PLAN, short_help="How many steps a budget pays for, by each accountant.")(account)
+app.command(rich_help_panel=_PROVE, short_help="Try to refute the ε that a configuration claims.")(audit)
+app.command(rich_help_panel=_PROVE, short_help="Run the cells of a table of the paper; stop and go on.")(reproduce)
+app.command(rich_help_panel=_PROVE, short_help="Our figures beside the paper's.")(tables)
+app.add_typer(data_app, name="data", rich_help_panel=_DEPLOY, short_help="Data sets: list, get, show who holds what.")
+app.add_typer(vault_app, name="vault", rich_help_panel=_DEPLOY, short_help="An owner's data, noise and ledger.")
+app.add_typer(flower_app, name="flower", rich_help_panel=_DEPLOY, short_help="Train over nodes with Flower.")
+app.command(rich_help_panel=_DEPLOY, short_help="Check this installation, and say what to do.")(doctor)
 
 
 def main() -> None:

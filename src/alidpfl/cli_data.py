@@ -40,7 +40,10 @@ class PartitionKind(StrEnum):
 def list_data(
     data_dir: DataDir = None, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """Every data set: where it is, whether it is whole, and how to get it."""
+    """Every data set: where it is, whether it is whole, and how to get it.
+
+    Example: alidpfl data list
+    """
     from alidpfl.data.inventory import inventory
     from alidpfl.views.terminal import wide_console
 

@@ -73,6 +73,8 @@ def certs(
     """Make an authority, a server certificate and node keys, for trying a deployment out.
 
     In earnest the certificate comes from your own authority, and every node makes its own key.
+
+    Example: alidpfl flower certs keys --nodes 3 --host superlink.example.org
     """
     from alidpfl.engines.certificates import make_certificates
 
@@ -93,6 +95,8 @@ def demo(
     """Watch a deployment on this machine: SuperLink, SuperNodes and vaults train on drawn digits, and end.
 
     Everything that it starts, it ends: also after Ctrl-C, and after a failure.
+
+    Example: alidpfl flower demo --nodes 3 --rounds 4
     """
     from alidpfl.engines.demo import run_demo
     from alidpfl.views.tables import rounded_up

@@ -153,7 +153,10 @@ def serve(
 def status(
     folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """What was spent, what is left, what was refused; and whether the vault is being served."""
+    """What was spent, what is left, what was refused; and whether the vault is being served.
+
+    Example: alidpfl vault status --dir /srv/alidpfl/vault
+    """
     from alidpfl.vault.status import status
 
     told = status(folder.absolute())

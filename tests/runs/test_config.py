@@ -166,7 +166,7 @@ def test_a_file_that_is_no_toml(tmp_path, content, part):
 def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no configuration file .*nowhere\.toml"):
         load_config(tmp_path / "nowhere.toml")
-    with pytest.raises(ConfigError, match="is a folder; give a configuration file, of a run its config.toml"):
+    with pytest.raises(ConfigError, match=r"is a folder; give a configuration file, of a run its config\.toml"):
         load_config(tmp_path)
 
 

@@ -1,0 +1,121 @@
+"""The first thing that a new user asks: the help, on one screen and with examples; and the doctor."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from alidpfl import doctor
+from alidpfl.cli import app
+from tests.runs.command import alidpfl
+
+SCREEN = (80, 24)
+
+
+def commands(group=None, path=()):
+    """Every command that does something, with the words that call it."""
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+ALL = dict(commands())
+
+
+def test_the_help_fits_a_screen_and_names_every_command():
+    lines = alidpfl("--help").stdout.splitlines()
+    assert len(lines) <= SCREEN[1]
+    assert max(map(len, lines)) <= SCREEN[0]
+    named = {words[-1] for line in lines if (words := line[:18].split())}
+    assert {path[0] for path in ALL} <= named
+    assert [line.split()[0] for line in lines if re.match(r"\S+ +(run|plan|audit) ", line)] == [
+        "Train",
+        "Plan",
+        "Prove",
+    ]
+
+
+def test_no_command_at_all_shows_the_help_too():
+    bare = alidpfl()
+    assert bare.exit_code == 2
+    assert bare.stdout.strip() == alidpfl("--help").stdout.strip()
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_command_has_an_example_of_itself(path):
+    assert f"alidpfl {' '.join(path)}" in (ALL[path].help or "").partition("Example: ")[2]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete_commands(shell):
+    asked = {"_ALIDPFL_COMPLETE": f"complete_{shell}", "COMP_WORDS": "alidpfl re", "COMP_CWORD": "1"}
+    asked |= {"_TYPER_COMPLETE_ARGS": "alidpfl re", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("alidpfl")],  # the name that shells know
+        env={"PATH": "/usr/bin:/bin", **asked},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert {"report", "reproduce"} <= set(re.findall(r"\w+", done.stdout)), done
+    assert "audit" not in done.stdout
+
+
+def test_a_whole_installation():
+    done = alidpfl("doctor", "--json")
+    found = {finding["what"]: finding for finding in json.loads(done.stdout)}
+    assert done.exit_code == 0
+    assert {
+        "alidpfl",
+        "PyTorch",
+        "native kernels",
+        "malloc",
+        "a private step",
+        "cache",
+        "extra: flower",
+    } <= found.keys()
+    assert all(finding["remedy"] for finding in found.values() if finding["state"] != "good")
+    assert "doctor" in alidpfl("doctor").stdout
+
+
+def test_what_is_missing_comes_with_a_remedy(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALIDPFL_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "_is_installed", lambda _needed: False)
+    monkeypatch.setattr("alidpfl.dpsgd.native.is_available", lambda: False)
+    found = {finding.what: finding for finding in doctor.examine()}
+    assert "alidpfl data get mnist" in found["data: mnist"].remedy
+    assert "pip install 'alidpfl[flower]'" in found["extra: flower"].remedy
+    assert "flwr" in found["extra: flower"].seen
+    assert "C compiler" in found["native kernels"].remedy
+
+
+def test_what_is_broken_ends_with_status_1(monkeypatch, tmp_path):
+    def broken():
+        raise OSError("no kernels for this processor")
+
+    monkeypatch.setattr("alidpfl.dpsgd.native.is_available", broken)
+    done = alidpfl("doctor")
+    assert done.exit_code == 1
+    assert "no kernels for this processor" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("needed", "is_installed"),
+    [("torch>=2.6", True), ("torch>=99", False), ("torch<2.0,>=1.0", False), ("no-such-thing", False), ("numpy", True)],
+)
+def test_versions_within_bounds(needed, is_installed):
+    assert doctor._is_installed(needed) is is_installed
+
+
+def test_what_an_extra_needs_by_another():
+    needed = " ".join(doctor._needed_by("flower"))
+    assert "flwr" in needed
+    assert "uvicorn" in needed  # by way of `vault`
+    assert "matplotlib" not in needed
