@@ -1,0 +1,47 @@
+# %% [markdown]
+# # A run directory, read with pandas
+#
+# `alidpfl run` leaves one JSON line a round, and a summary. Nothing else is needed to plot or to compare.
+
+# %%
+import json
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+
+import alidpfl
+
+folder = Path(tempfile.mkdtemp())
+for policy in ("ratio", "fixed"):
+    config = alidpfl.load_config(
+        overrides=[
+            "data.name=synthetic",
+            "model.name=linear",
+            f"method.policy={policy}",
+            "method.learning_rate=0.5",
+            "federation.max_rounds=20",
+            "run.evaluate_every=1",
+            *(["method.local_steps=1"] if policy == "fixed" else []),
+        ]
+    )
+    alidpfl.execute(config, folder / policy)  # as `alidpfl run` on the command line
+
+# %%
+rounds = pd.concat(
+    [pd.read_json(path, lines=True).assign(run=path.parent.name) for path in folder.glob("*/metrics.jsonl")]
+)
+print(rounds.groupby("run")[["local_steps", "accuracy"]].agg(["first", "last"]))
+
+# %%
+summaries = pd.DataFrame([json.loads(path.read_text()) for path in sorted(folder.glob("*/summary.json"))])
+print(summaries[["rounds", "accuracy", "epsilon", "covers_everything"]])
+
+# %% [markdown]
+# The same with types, from Python:
+
+# %%
+run = alidpfl.RunDirectory.open(folder / "ratio")
+records = run.records()
+print("local steps of every round:", [record.local_steps for record in records])
+assert len(records) == len(rounds[rounds["run"] == "ratio"])
