@@ -1,0 +1,153 @@
+"""What is built installs and runs where there is no source tree, with a compiler and without one."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from alidpfl._version import __version__
+
+ROOT = Path(__file__).parents[2]
+SITE_PACKAGES = Path(pytest.__file__).parents[1]
+QUICK_RUN = ("data.name=synthetic", "model.name=linear", "federation.max_rounds=2", "privacy.accountant=rdp")
+
+
+def checked(command, **options):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def environment(**changes):
+    """Nothing of ours is on the path."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**kept, **changes}
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """Made of what is in version control alone, as whoever clones it has it."""
+    clone = tmp_path_factory.mktemp("clone")
+    for name in checked(["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"]).splitlines():
+        if (ROOT / name).is_file():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, clone / name)
+    checked([sys.executable, "-m", "build", "--no-isolation", "--sdist", clone], env=environment())
+    (found,) = (clone / "dist").glob("*.tar.gz")
+    return found
+
+
+def wheel_of(sdist, folder, **changes):
+    """Built from the sdist, so that nothing may be missing in it."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    checked([sys.executable, "-m", "build", "--no-isolation", "--wheel", source], env=environment(**changes))
+    (found,) = (source / "dist").glob("*.whl")
+    return found
+
+
+class Installed:
+    """A new environment with the wheel in it. What it needs is borrowed from ours; alidpfl itself is not."""
+
+    def __init__(self, wheel, folder):
+        venv.create(folder, with_pip=False)
+        (site,) = folder.glob("lib/python*/site-packages")
+        (site / "borrowed.pth").write_text(f"{SITE_PACKAGES}\n")  # a plain path: its own .pth files are not read
+        checked([sys.executable, "-m", "pip", "--python", folder, "install", "--no-deps", "--no-index", "-q", wheel])
+        self.bin, self.site = folder / "bin", site
+
+    def run(self, *command, cwd):
+        return checked([self.bin / command[0], *command[1:]], cwd=cwd, env=environment(XDG_CACHE_HOME=str(cwd)))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory):
+    return wheel_of(sdist, tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    return Installed(wheel, tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="module")
+def without_compiler(sdist, tmp_path_factory):
+    wheel = wheel_of(sdist, tmp_path_factory.mktemp("bare"), CC="/no/compiler", CXX="/no/compiler")
+    return Installed(wheel, tmp_path_factory.mktemp("installed-bare"))
+
+
+def test_the_wheel_has_all_that_the_package_reads_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    tracked = checked(["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "src/alidpfl"])
+    wanted = {name.removeprefix("src/") for name in tracked.splitlines() if not name.endswith((".c", ".h"))}
+    found = {name for name in names if name.startswith("alidpfl/")}
+    assert wanted <= found
+    assert all("_native" in name for name in found - wanted)
+    assert {name.split("/")[0] for name in names} == {"alidpfl", f"alidpfl-{__version__}.dist-info"}
+
+
+def test_it_runs_without_the_source_tree(installed, tmp_path):
+    where = installed.run("python", "-c", "import alidpfl; print(alidpfl.__file__)", cwd=tmp_path).strip()
+    assert Path(where).is_relative_to(installed.site)
+    assert installed.run("alidpfl", "--version", cwd=tmp_path) == f"alidpfl {__version__}\n"
+    settings = [part for one in QUICK_RUN for part in ("--set", one)]
+    told = json.loads(installed.run("alidpfl", "run", *settings, "--json", "--out", "run", cwd=tmp_path))
+    assert told["rounds"] == 2
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    installed.run("alidpfl", "report", "run", "-o", "page.html", cwd=tmp_path)
+    assert "mnist" in installed.run("alidpfl", "tables", "small", "--store", ".", cwd=tmp_path).lower()
+
+
+def native_kernels(place, cwd):
+    found = json.loads(place.run("alidpfl", "doctor", "--json", cwd=cwd))
+    return {finding["what"]: finding for finding in found}["native kernels"]
+
+
+def test_kernels_are_built_where_there_is_a_compiler(installed, tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("no compiler here")
+    assert native_kernels(installed, tmp_path)["state"] == "good"
+
+
+def test_without_a_compiler_it_works_too(without_compiler, tmp_path):
+    assert not list(without_compiler.site.rglob("_native*.so"))
+    assert "C compiler" in native_kernels(without_compiler, tmp_path)["remedy"]
+    settings = [part for one in QUICK_RUN for part in ("--set", one)]
+    told = json.loads(without_compiler.run("alidpfl", "run", *settings, "--json", "--out", "run", cwd=tmp_path))
+    assert told["rounds"] == 2
+
+
+def test_the_version_comes_from_one_place():
+    """Numbers like it elsewhere would be forgotten; the citation cannot import it, and is compared."""
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited[1].strip("\"'") == __version__
+    settings = (ROOT / "pyproject.toml").read_text()
+    assert 'dynamic = ["version"]' in settings
+    assert not re.search(r"^version\s*=\s*\"", settings, re.MULTILINE)
+
+
+def test_extras_install_what_they_are_for(wheel, tmp_path):
+    """With pip, in an environment that borrows nothing: what a user does."""
+    venv.create(tmp_path / "new", with_pip=False)
+    pip = [sys.executable, "-m", "pip", "--python", tmp_path / "new", "install", "-q", "--no-compile"]
+    new = tmp_path / "new" / "bin"
+    for extra in ("report", "flower"):
+        checked([*pip, "-c", ROOT / "constraints.txt", f"{wheel}[{extra}]"], env=environment())
+        told = json.loads(checked([new / "alidpfl", "doctor", "--json"], cwd=tmp_path, env=environment()))
+        states = {finding["what"]: finding["state"] for finding in told}
+        assert states[f"extra: {extra}"] == "good"
+        assert states["extra: tensorboard"] == "advice"
+    picture = ["plan", "--epsilon", "2", "--samples", "1000", "--max-rounds", "5", "--plot", "plan.svg"]
+    checked([new / "alidpfl", *picture], cwd=tmp_path, env=environment())
+    assert (tmp_path / "plan.svg").stat().st_size > 1000
+    checked([new / "alidpfl", "flower", "certs", "keys"], cwd=tmp_path, env=environment())
+    assert "SuperLink" in checked([new / "flower-superlink", "--help"], cwd=tmp_path, env=environment())
