@@ -10,7 +10,7 @@ SET_UP_BENCH := $(VENV)/.set-up-bench
 SET_UP_FLOWER := $(VENV)/.set-up-flower
 
 .PHONY: help run demo-flower test lint types contracts unit test-slow nightly fuzz soak audit-dependencies mutants bench \
-	bench-round bench-accounting bench-grid bench-features bench-softmax bench-flower docs format clean
+	bench-round bench-accounting bench-grid bench-features bench-softmax bench-flower docs site format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -96,6 +96,10 @@ bench-flower: $(SET_UP_FLOWER) ## Measure what a round of a deployment costs bes
 
 docs: $(SET_UP) ## Write docs/configuration.md anew
 	$(BIN)/python -m alidpfl.runs.reference > docs/configuration.md
+
+site: $(SET_UP) ## Build the documents as a site, strictly: build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "read it: $(BIN)/python -m http.server -d build/site (or open build/site/index.html, without the search)"
 
 format: $(SET_UP) ## Format and fix what ruff can fix
 	$(BIN)/ruff format .

@@ -1,0 +1,79 @@
+"""What the site adds to the folder docs/: pages that live elsewhere, and links that lead out of it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+ELSEWHERE = {"ARCHITECTURE.md": "architecture.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Take in the pages that stand beside the code, and the commands' own help."""
+    for name, page in ELSEWHERE.items():
+        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+    files.append(File.generated(config, "cli.md", content=commands_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to pages that the site has lead there; of links to files that it has not, the words stay."""
+    return _LINK.sub(_link, markdown)
+
+
+def _link(found: re.Match[str]) -> str:
+    words, target = found[1], found[2]
+    if target.startswith(("http", "#", "mailto:")):
+        return found[0]
+    path, _, anchor = target.partition("#")
+    name = path.removeprefix("../").removeprefix("docs/")
+    if name == "README.md":
+        return f"[{words}](index.md)"
+    if name in ELSEWHERE:
+        return f"[{words}]({ELSEWHERE[name]}{'#' if anchor else ''}{anchor})"
+    if (ROOT / "docs" / name).exists() and "/" not in name:
+        return f"[{words}]({name}{'#' if anchor else ''}{anchor})"
+    if path.startswith("pictures/"):
+        return found[0]
+    return f"{words} (`{path.removeprefix('../')}`)"
+
+
+def commands_page() -> str:
+    """Every command with its options, from the program itself."""
+    import typer.main
+
+    from alidpfl.cli import app
+
+    lines = ["# Commands", "", "`alidpfl COMMAND --help` says the same."]
+    for path, command in _commands(typer.main.get_command(app), ("alidpfl",)):
+        words, _, example = (command.help or "").partition("Example: ")
+        lines += ["", f"## `{' '.join(path)}`", "", _plain(words), ""]
+        if example:
+            lines += ["```", _plain(example), "```", ""]
+        lines += ["| option | meaning |", "| --- | --- |"]
+        lines += [_option(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
+    return "\n".join(lines) + "\n"
+
+
+def _commands(group: Any, path: tuple[str, ...]) -> Any:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def _option(parameter: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    meaning = _plain(getattr(parameter, "help", None) or "").replace("|", "\\|")
+    default = parameter.default if isinstance(parameter.default, int | float | str | Path) else None
+    if default is not None and not isinstance(default, bool) and default != "":
+        meaning += f" Default: `{default}`."
+    return f"| {names} | {meaning} |"
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
