@@ -1,0 +1,131 @@
+"""Every command that README and docs show is run, document by document, in the order in which it stands there.
+
+Shortened where it would take minutes (`SHORTER`), in folders of the test's own where it names the system's. What needs
+root, other machines or hours is named with what covers it instead, so that a new command cannot slip through.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.runs.command import alidpfl
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("alidpfl", "make", "pip", "python", "python3", "flwr", "install", "useradd", "sudo", "export")
+SHORTER = {
+    "run": ["federation.max_rounds=2", "run.evaluate_every=2", "privacy.accountant=rdp"],
+    "audit": ["privacy.max_steps=3", "privacy.accountant=rdp", "--draws", "100", "--canaries", "50"],
+}
+REAL_DATA = ("experiments/mnist.toml", "recipes/best-mnist.toml", "reproduce small")
+ELSEWHERE = {
+    "alidpfl data get": "tests/data/test_download.py",  # from a server of the test's own
+    "alidpfl vault serve": "tests/vault/test_service.py",
+    "flwr ": "tests/flower/test_run_over_nodes.py",
+    "pip install": "tests/packaging/test_packaging.py",
+    "/opt/alidpfl/bin/pip install": "tests/packaging/test_packaging.py",
+    "python3 -m venv": "tests/packaging/test_packaging.py",
+    "python experiments/": "tests/reproduction/test_grids.py",
+    "export ": "tests/flower/test_run_over_nodes.py",
+    "useradd ": "root's",
+    "sudo ": "root's",
+}
+
+
+def commands(document):
+    """As they would be pasted: without prompt and comment, continued lines joined."""
+    found = []
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE):
+        if language not in ("", "bash", "sh", "console"):
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            command = re.sub(r"\s+#.*", "", line).removeprefix("$ ").strip().removeprefix(".venv/bin/")
+            if re.match(rf"(\.?/\S+/)?({'|'.join(PROGRAMS)})( |$)", command):
+                found.append(command)
+    return found
+
+
+FOUND = {document: commands(document) for document in DOCUMENTS if commands(document)}
+
+
+def test_there_are_commands_to_run():
+    assert len(FOUND["README.md"]) >= 8
+    assert sum(map(len, FOUND.values())) >= 60
+    every = [command.split() for found in FOUND.values() for command in found]
+    named = {words[1] for words in every if words[0] == "alidpfl"}
+    assert named >= {"run", "show", "compare", "plan", "audit", "reproduce", "tables", "report", "vault", "flower"}
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    """A folder that looks like a clone, with the files that the documents speak of."""
+    for name in ("experiments", "recipes", "constraints.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("runs", "*.sqlite*"))
+    random = np.random.default_rng(0)
+    for path in ("patients.npz", *(f"my/folder/{name}.npz" for name in ("north", "south", "test"))):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        np.savez(tmp_path / path, x=random.normal(size=(300, 6)).astype("float32"), y=random.integers(2, size=300))
+    (tmp_path / "run.toml").write_text('[model]\nname = "linear"\n')
+    for folder in ("var/lib/alidpfl", "mnt/other-disk/alidpfl", "root", "etc"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("ca.crt", "node_1"):
+        (tmp_path / name).write_text("made up\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("document", FOUND)
+def test_the_commands_of(document, scene):
+    for command in FOUND[document]:
+        covered = next((by for start, by in ELSEWHERE.items() if command.startswith(start)), None)
+        if covered is not None:
+            assert covered == "root's" or (ROOT / covered).exists()
+        elif command.startswith("make "):  # what it would do: the targets have tests of their own
+            checked(["make", "-C", ROOT, "-n", *shlex.split(command)[1:]])
+        elif not any(words in command for words in REAL_DATA):
+            run(scene, command)
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    "command", [one for found in FOUND.values() for one in found if any(words in one for words in REAL_DATA)]
+)
+def test_the_commands_on_real_data(command, scene):
+    run(scene, command)
+
+
+def run(scene, command):
+    here = re.sub(r"(?<=[ =])/(?=(my|var|mnt|root|etc)/)", f"{scene}/", command)
+    if command.startswith("install "):
+        here = re.sub(r" -[og] \w+", "", here)  # whose it is, is root's to say
+    words = shlex.split(here)
+    if words[0].rsplit("/", 1)[-1] != "alidpfl":
+        checked([sys.executable, *words[1:]] if words[0].startswith("python") else words)
+        return
+    done = alidpfl(*words[1:], *shorter(words[1], command))
+    assert done.exit_code == 0, f"{command}\n{done.stdout[-1500:]}{done.stderr[-1500:]}"
+
+
+def shorter(name, command):
+    if name == "reproduce":
+        return ["--limit", "1s"]
+    if name == "run" and "--resume" in command:
+        return []
+    parts = SHORTER.get(name, [])
+    if name == "audit" and "--draws" in command:
+        parts = parts[:2]
+    settings = [part for one in parts if "=" in one for part in ("--set", one)]
+    return [*settings, *(one for one in parts if "=" not in one)]
+
+
+def checked(words):
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{words}\n{done.stdout[-1500:]}{done.stderr[-1500:]}"
