@@ -22,7 +22,14 @@ MODULES = [
 ]
 PROGRAMS = [
     (document, code)
-    for document in ("README.md", "docs/python.md", "docs/theory.md")
+    for document in (
+        "README.md",
+        "docs/python.md",
+        "docs/theory.md",
+        "docs/own-model.md",
+        "docs/own-data.md",
+        "docs/extend.md",
+    )
     for code in re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 ]
 
@@ -62,7 +69,9 @@ def test_the_readme_quotes_the_recipes_results():
         assert {line["seed"] for line in found} == {0, 1, 2}
         assert all(line["epsilon"] <= 2.0 and line["covers_everything"] for line in found)
         mean = sum(line["accuracy"] for line in found) / len(found)
-        assert f"| {name} | {found[0]['paper']:.2f} % | {mean:.2f} % |" in README
+        shown = f"| {name} | {found[0]['paper']:.2f} % | {mean:.2f} % |"
+        assert shown in README
+        assert shown in (ROOT / "docs" / "train.md").read_text()
 
 
 def test_results_are_those_on_the_page():
@@ -76,7 +85,7 @@ def test_results_are_those_on_the_page():
 
 
 def test_there_are_programs_to_run():
-    assert len(PROGRAMS) == 7
+    assert len(PROGRAMS) == 10
     assert sum("alidpfl.dpsgd" in code for _, code in PROGRAMS) == 1
 
 
@@ -118,9 +127,9 @@ def test_the_reference_of_settings_is_that_of_the_program():
     assert (ROOT / "docs" / "configuration.md").read_text() == reference()
 
 
-def test_the_readme_shows_the_accounting_table_as_it_is_printed():
+def test_the_accounting_table_is_shown_as_it_is_printed():
     done = subprocess.run([sys.executable, "-m", "alidpfl", "account"], capture_output=True, text=True, check=True)
-    shown = [line.strip() for line in README.splitlines()]
+    shown = [line.strip() for line in (ROOT / "docs" / "concepts.md").read_text().splitlines()]
     for line in done.stdout.strip().splitlines():
         assert line.strip() in shown
 

@@ -1,0 +1,70 @@
+"""The documents as a site: built strictly without a network, and read without one."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BUILD = """
+import sys
+
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        raise OSError(f"the build asks for the network: {arguments}")
+
+sys.addaudithook(refuse)
+from mkdocs.__main__ import cli
+cli(["build", "--strict", "--quiet", "--site-dir", sys.argv[1]])
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder
+
+
+def test_every_page_is_there_and_fetches_nothing(site):
+    pages = {path.stem for path in site.glob("*.html")}
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= pages
+    assert {"architecture", "contributing", "changes", "cli", "api"} <= pages
+    for path in site.rglob("*.html"):
+        loaded = re.findall(r"<(?:script|img|iframe|link)[^>]+(?:src|href)=\"?(https?:[^\" >]+)", path.read_text())
+        assert loaded == [], path.name
+
+
+def test_what_is_taken_from_the_code(site):
+    api, commands = ((site / f"{name}.html").read_text() for name in ("api", "cli"))
+    for name in ("federate", "noise_multiplier", "PerSampleClipper", "audit_config"):
+        assert name in api
+    for words in ("alidpfl audit", "alidpfl vault serve", "--max-epochs"):
+        assert words in commands
+
+
+def test_links_that_lead_out_of_the_site_are_words(site):
+    page = (site / "privacy.html").read_text()
+    assert "tests/dpsgd/test_step.py" in page
+    assert 'href="../tests' not in page
+
+
+def test_a_browser_reads_it_from_disk_without_complaint(site, browser):
+    for page, title in {"index": "alidpfl", "concepts": "Two budgets", "api": "federate"}.items():
+        browser.get((site / f"{page}.html").as_uri())
+        assert title in browser.find_element("tag name", "article").text
+        pictures = browser.find_elements("css selector", "article img")
+        assert all(int(picture.get_property("naturalWidth")) > 0 for picture in pictures)
+    told = [entry["message"] for entry in browser.get_log("browser")]
+    assert [message for message in told if "search" not in message] == []  # which needs a server
