@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A policy of your own
 #
-# A policy says how many local steps the next round takes. It sees a `Situation`, which holds nothing but public and
-# noised values, so that no policy can leak: budgets, rounds, what is affordable.
+# A policy says how many local steps the next round takes. It sees a `Situation`: budgets, rounds, what is affordable.
+# With `needs_raw_signals = False` all of it is public or noised, so that no such policy can leak.
 
 # %%
 from dataclasses import dataclass

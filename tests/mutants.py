@@ -3,7 +3,7 @@
 First the tests run without any mutant: one that is red anyway counts for nothing. The mutants are the bugs that have
 broken private systems elsewhere, or would break this one. A survivor fails the run: it means that a check we rely on
 cannot fail. What was found is kept in .mutants.jsonl while code and tests stay as they are: stopped, the next run goes
-on from there.
+on from there. Which test killed a mutant last is kept in results/killers.json, to be tried first the next time.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from tests.dpsgd.mutants import GRID_MUTANTS  # noqa: E402
 from tests.faults.mutants import FAULT_MUTANTS  # noqa: E402
 from tests.features.mutants import FEATURE_MUTANTS  # noqa: E402
 from tests.flower.mutants import FLOWER_MUTANTS  # noqa: E402
-from tests.mutation import Mutant, Progress, check_baseline, chosen, killers  # noqa: E402
+from tests.mutation import Mutant, Progress, check_baseline, chosen, keep_killer, killers  # noqa: E402
 from tests.vault.mutants import VAULT_MUTANTS  # noqa: E402
 
 STEP, CLIPPING, RANDOM = "tests/dpsgd/test_step.py", "tests/dpsgd/test_clipping.py", "tests/dpsgd/test_randomness.py"
@@ -46,16 +46,30 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "frozen layers round by a sample's place",
         "src/alidpfl/dpsgd/filling.py",
-        "if type(module) is nn.Linear]",
-        "if type(module) is nn.Linear and module.weight.requires_grad]",
+        "if isinstance(module, nn.Linear)]",
+        "if isinstance(module, nn.Linear) and module.weight.requires_grad]",
         "tests/dpsgd/test_filling.py",
     ),
     Mutant(
         "batches are not filled up",
         "src/alidpfl/dpsgd/filling.py",
-        "return max(_LEAST, -(-size // _MULTIPLE) * _MULTIPLE)",
+        "return max(1, -(-size // _MULTIPLE)) * _MULTIPLE",
         "return size",
         "tests/dpsgd/test_filling.py",
+    ),
+    Mutant(
+        "records are drawn twice as often as is charged for",
+        "src/alidpfl/federation/client.py",
+        "poisson_sample(len(data), plan.sample_rate, random)",
+        "poisson_sample(len(data), min(1.0, 2 * plan.sample_rate), random)",
+        CLIENT,
+    ),
+    Mutant(
+        "a charge books nothing",
+        "src/alidpfl/privacy/ledger.py",
+        'plan at most affordable_steps"\n            )\n        self._steps[client] += steps\n',
+        'plan at most affordable_steps"\n            )\n',
+        REPLAY,
     ),
     Mutant(
         "a worker's error quotes records",
@@ -139,9 +153,17 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the same, where a layer has positions",
         "src/alidpfl/dpsgd/layers.py",
-        "squared = precise(_gram_norms(inputs, grad_output), squared_rows(inputs))",
-        "squared = _gram_norms(inputs, grad_output)",
+        "        squared = precise(squared, squared_rows(inputs))\n",
+        "",
         CLIPPING,
+    ),
+    Mutant(
+        "a norm that is rounding error alone counts as zero",
+        "src/alidpfl/dpsgd/layers.py",
+        "    return (squared.sqrt_() + 2.0**-23 * total).square_()\n",
+        "    return squared - terms * 2.0**-52 * total.square()\n",
+        f"{CLIPPING}::test_positions_that_nearly_cancel_are_clipped "
+        f"{CLIPPING}::test_tokens_whose_rows_nearly_cancel_are_clipped",
     ),
     Mutant(
         "time tells which record met denormals",
@@ -629,6 +651,7 @@ def hunt(mutants: list[Mutant], progress: Progress, jobs: int) -> None:
             survivors.append(mutant.name)
         else:
             progress.note_killed(mutant, test)
+            keep_killer(mutant, test)
     if survivors:
         sys.exit(f"{len(survivors)} of {len(mutants)} survived: {', '.join(survivors)}")
     print(f"all {len(mutants)} killed")

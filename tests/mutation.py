@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+_KILLERS = "results/killers.json"
 _COPIED = ("src", "tests", "docs", "benchmarks", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 
@@ -65,24 +66,41 @@ def chosen(mutants: Iterable[Mutant], only: str, since: str | None) -> list[Muta
     ]
 
 
+def known_killers() -> dict[str, str]:
+    """By mutant the test that killed it last, which is tried first: seconds in place of a whole file of tests."""
+    path = ROOT / _KILLERS
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def keep_killer(mutant: Mutant, test: str) -> None:
+    """For the next time."""
+    kept = dict(sorted({**known_killers(), mutant.name: test}.items()))
+    (ROOT / _KILLERS).parent.mkdir(exist_ok=True)
+    (ROOT / _KILLERS).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+
 def check_baseline(mutants: Iterable[Mutant], progress: Progress | None = None) -> None:
     """Without a mutant every test must pass: one that is red anyway, \"killed\" by it, would prove nothing."""
-    tests = {test for mutant in mutants for test in mutant.tests.split()}
+    green, killed_by = progress.green if progress else set(), known_killers()
+    mutants = [mutant for mutant in mutants if not (progress and mutant.name in progress.killed)]
+    known = {killed_by[mutant.name] for mutant in mutants if mutant.name in killed_by}
+    others = {test for mutant in mutants if mutant.name not in killed_by for test in mutant.tests.split()}
     with tempfile.TemporaryDirectory() as folder:
         _copy(Path(folder))
-        for test in sorted(tests - (progress.green if progress else set())):
-            done = _pytest(Path(folder), [test])
-            if done.returncode != 0:
+        for tests in [sorted(known - green), *([test] for test in sorted(others - green))]:
+            done = _pytest(Path(folder), tests) if tests else None
+            if done is not None and done.returncode != 0:
                 said = f"{done.stdout[-3000:]}{done.stderr[-2000:]}"
                 sys.exit(f"the tests fail without any mutant; mend them first:\n{said}")
-            if progress:
+            for test in tests if progress else ():
                 progress.note_green(test)
 
 
 def killers(mutants: Iterable[Mutant], jobs: int) -> Iterator[tuple[Mutant, str | None]]:
     """Each mutant with its killer, in the order in which they are found."""
+    killed_by = known_killers()
     with ThreadPoolExecutor(jobs) as pool:
-        running = {pool.submit(killer, mutant): mutant for mutant in mutants}
+        running = {pool.submit(killer, mutant, killed_by.get(mutant.name)): mutant for mutant in mutants}
         try:
             for done in as_completed(running):
                 yield running[done], done.result()
@@ -90,19 +108,19 @@ def killers(mutants: Iterable[Mutant], jobs: int) -> Iterator[tuple[Mutant, str 
             pool.shutdown(cancel_futures=True)
 
 
-def killer(mutant: Mutant) -> str | None:
-    """The first test that fails on the mutant, or None if it survives."""
+def killer(mutant: Mutant, known: str | None = None) -> str | None:
+    """The first test that fails on the mutant, or None if it survives; the one that is known to is tried first."""
     with tempfile.TemporaryDirectory() as folder:
         _copy(Path(folder))
         _mutate(mutant, Path(folder))
-        done = _pytest(Path(folder), mutant.tests.split(), "-x")
-    if done.returncode == 0:
-        return None
-    # An ERROR is no test that noticed anything.
-    found = re.search(r"^FAILED (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    if found is None:
+        for tests in [*([[known]] if known else []), mutant.tests.split()]:
+            done = _pytest(Path(folder), tests, "-x")
+            # An ERROR is no test that noticed anything.
+            if found := re.search(r"^FAILED (.+?)(?: - .*)?$", done.stdout, re.MULTILINE):
+                return found[1]
+    if done.returncode != 0:
         sys.exit(f"mutant {mutant.name!r}: the tests could not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return found[1]
+    return None
 
 
 def _copy(target: Path) -> None:

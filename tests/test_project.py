@@ -145,6 +145,26 @@ def test_a_hunt_names_the_killers_fails_by_a_survivor_and_goes_on_where_it_was(t
     assert not mutation.Progress(toy / "progress").killed
 
 
+def test_the_test_that_killed_a_mutant_last_is_tried_first(toy, monkeypatch):
+    mutants.hunt([SEEN], mutation.Progress(toy / "progress"), jobs=1)
+    assert mutation.known_killers() == {"seen": "tests/test_it.py::test_it"}
+    ran, real = [], mutation._pytest
+    monkeypatch.setattr(mutation, "_pytest", lambda folder, tests, *options: ran.append(tests) or real(folder, tests))
+    assert mutation.killer(SEEN, "tests/test_it.py::test_it") == "tests/test_it.py::test_it"
+    assert ran == [["tests/test_it.py::test_it"]]
+    for useless in ("tests/test_it.py::test_gone", "tests/test_it.py::test_it"):  # the others have their turn too
+        assert mutation.killer(UNSEEN, useless) is None
+    assert mutation.killer(SEEN, "tests/test_it.py::test_gone") == "tests/test_it.py::test_it"
+
+
+def test_killers_that_are_kept_are_tests_of_mutants():
+    names = {mutant.name for mutant in mutants.MUTANTS}
+    for name, test in mutation.known_killers().items():
+        path, _, function = test.partition("::")
+        assert name in names
+        assert f"def {function.partition('[')[0].rsplit('::', 1)[-1]}(" in (ROOT / path).read_text()
+
+
 def test_mutants_are_chosen_by_name_and_by_place():
     by_name, by_place = (mutation.chosen(mutants.MUTANTS, text, None) for text in ("seed reused", "privacy/ledger.py"))
     assert [mutant.name for mutant in by_name] == ["seed reused: the same noise every step"]

@@ -103,6 +103,60 @@ def test_a_single_sample_contributes_at_most_the_clip_norm(scale, clip_norm, see
             assert norm(ours.gradients) <= clip_norm * (1 + 1e-6)
 
 
+class _Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+
+
+def _largest(clipper, batches):
+    """The longest contribution of a single sample, at C = 1."""
+    found = [clipper.clipped_sum(x, y, clip_norm=1.0, seed=0).gradients for x, y in batches]
+    return max(norm(gradients) for gradients in found)
+
+
+def _of(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("scale", [1e6, 1e9, 1e12, 1e15, 1e18])
+@pytest.mark.parametrize(("positions", "width", "outputs"), [(3, 30, 17), (4, 32, 32), (8, 64, 64)])
+def test_positions_that_nearly_cancel_are_clipped(positions, width, outputs, scale):
+    """To 1e-8 of their size: what a double has left of their norm is error, what is summed is not small at all."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, outputs), _Mean(), nn.Linear(outputs, 2))
+    clipper, label = PerSampleClipper(model), torch.tensor([0])
+    clipper.clipped_sum(torch.zeros(0, positions, width), label[:0], clip_norm=1.0, seed=0)
+    with torch.no_grad():  # as a hostile server might
+        model[0].weight.zero_()
+        model[0].bias.zero_()
+        model[2].weight.mul_(1e-3)
+    batches = []
+    for seed in range(20):
+        record = scale * _of(seed, positions, width)
+        record[-1] = -record[:-1].double().sum(0).float()
+        batches.append((record[None], label))
+    assert _largest(clipper, batches) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("scale", [1e6, 1e9, 1e12, 1e15, 1e18])
+def test_tokens_whose_rows_nearly_cancel_are_clipped(scale):
+    model = nn.Sequential(nn.Embedding(20, 16), nn.Flatten(), nn.Linear(64, 2))
+    clipper, record, label = PerSampleClipper(model), torch.full((1, 4), 5), torch.tensor([0])
+    clipper.clipped_sum(record[:0], label[:0], clip_norm=1.0, seed=0)
+    found = []
+    for seed in range(20):
+        for share in (0.0, 0.9, 0.97, 0.99):
+            weights = scale * _of(seed, 2, 4, 16)
+            weights[:, 2] = -weights[:, :2].double().sum(1).float()
+            weights[:, 3] = (-share * weights[:, :3].double().sum(1)).float()
+            with torch.no_grad():
+                model[0].weight.zero_()
+                model[2].weight.copy_(weights.flatten(1))
+                model[2].bias.zero_()
+            found.append(_largest(clipper, [(record, label)]))
+    assert max(found) <= 1 + 1e-6
+
+
 @pytest.mark.parametrize("positions", [16, 128])  # norms by Gram matrices, and by writing out
 @pytest.mark.parametrize("limit", [0, 32 << 20])
 def test_cancelling_positions_do_not_slip_through(positions, limit):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, native
-from alidpfl.dpsgd.filling import even_products, even_width, filled, filled_size, uneven_layers
+from alidpfl.dpsgd.filling import even_products, even_width, filled, filled_size, linear_layers, whole_size
 from alidpfl.dpsgd.recording import Recording
 from alidpfl.models import make_model
 
@@ -71,6 +71,17 @@ class Mean(nn.Module):
         return x.mean(1)
 
 
+class Cut(nn.Module):
+    """Without its first column, what is left is a view whose rows begin at boundaries of all kinds."""
+
+    def forward(self, x):
+        return x[:, 1:]
+
+
+class Named(nn.Linear):
+    """A subclass that computes the same."""
+
+
 # Not multiples of four, for in each of them rows begin at boundaries of all kinds; and multiples that are not of 16.
 NETWORKS = {
     "13-3": [nn.Linear(13, 3)],
@@ -84,6 +95,15 @@ NETWORKS = {
     "13-5-7-3": [nn.Linear(13, 5), nn.ReLU(), nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)],
     "100-20-36-11": [nn.Linear(100, 20), nn.ReLU(), nn.Linear(20, 36), nn.ReLU(), nn.Linear(36, 11)],
     "7x30-17-11": [nn.Linear(30, 17), nn.ReLU(), nn.Linear(17, 11), Mean()],
+    "301 cut to 300-2": [Cut(), nn.Linear(300, 2)],
+    "20-33 cut to 32-3": [nn.Linear(20, 33), Cut(), nn.Linear(32, 3)],
+    "13-3 by a subclass": [Named(13, 3)],
+    "13-3 by normalised weights": [nn.utils.parametrizations.weight_norm(nn.Linear(13, 3))],
+    **{
+        f"20-{width} by {function.__name__}-3": [nn.Linear(20, width), function(), nn.Linear(width, 3)]
+        for width in (1, 5)
+        for function in (nn.Sigmoid, nn.SiLU, nn.ELU, nn.SELU, nn.Softplus, nn.Mish, nn.GELU)
+    },
     "13-frozen-5-3": [nn.Linear(13, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 3)],
 }
 
@@ -114,7 +134,8 @@ def test_a_sample_does_not_feel_its_place_in_a_layer_of_any_width(name, scale, b
     """Without the first record all others move up; what they give must be the same to the last bit."""
     model = nn.Sequential(*NETWORKS[name])
     clipper = PerSampleClipper(model)
-    shape = (7, 30) if name.startswith("7x") else (model[0].in_features,)
+    wide = next(layer.in_features for layer in model if isinstance(layer, nn.Linear))
+    shape = (7, 30) if name.startswith("7x") else (wide + isinstance(model[0], Cut),)
     inputs, targets = made(128, *shape), torch.arange(128) % 2
     clipper.clipped_sum(inputs[:0], targets[:0], clip_norm=1.0, seed=0)  # the trial, at its own weights
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -122,9 +143,10 @@ def test_a_sample_does_not_feel_its_place_in_a_layer_of_any_width(name, scale, b
         for parameter in model.parameters():
             parameter.mul_(scale)
     whole = bits(clipper, inputs, targets)
-    assert len(whole) == 2 * sum(layer.weight.requires_grad for layer in model if isinstance(layer, nn.Linear))
+    trained = [layer for layer in model if any(p.requires_grad for p in layer.parameters())]
+    assert len(whole) == 2 * len(trained)
     for first in (1, 2, 3, 40):
-        for last in (first + 1, 9, 16, 33, 64, 128):
+        for last in (first + 1, 9, 16, 24, 33, 43, 59, 64, 128):
             for what, of_all in whole.items():
                 if first < last:
                     assert torch.equal(bits(clipper, inputs[first:last], targets[first:last])[what], of_all[first:last])
@@ -145,16 +167,16 @@ def test_softmax_regression_does_not_feel_a_place_without_the_kernels_either(wid
 
 
 def test_even_products_are_the_same_products_and_leave_the_layers_alone():
-    layers = nn.Sequential(nn.Linear(13, 6), nn.Linear(6, 4), nn.Linear(4, 3))
-    assert uneven_layers(layers) == [layers[0], layers[1]]
+    layers = nn.Sequential(nn.Linear(13, 6), Named(6, 4), nn.Linear(4, 3))
+    assert linear_layers(layers) == list(layers)
     inputs = made(5, 13)
     plain = layers(inputs)
-    with even_products(uneven_layers(layers)):
+    with even_products(linear_layers(layers)):
         assert torch.allclose(layers(inputs), plain, atol=1e-6)
         assert torch.equal(layers[0](input=inputs), layers[0](inputs))
-        assert not uneven_layers(layers)  # a layer with a way of its own is left alone
+        assert not linear_layers(layers)  # a layer with a way of its own is left alone
     assert all("forward" not in vars(layer) for layer in layers)
-    with pytest.raises(KeyError), even_products(uneven_layers(layers)):
+    with pytest.raises(KeyError), even_products(linear_layers(layers)):
         raise KeyError
     assert all("forward" not in vars(layer) for layer in layers)
     assert even_width(inputs).tolist() == [[*row, 0.0, 0.0, 0.0] for row in inputs.tolist()]
@@ -201,7 +223,8 @@ def test_what_fills_a_batch_adds_nothing(monkeypatch):
 
 
 def test_sizes():
-    assert [filled_size(size) for size in (1, 15, 16, 17, 24, 25, 128)] == [16, 16, 16, 24, 24, 32, 128]
+    assert [filled_size(size) for size in (1, 15, 16, 17, 24, 33, 128)] == [16, 16, 16, 32, 32, 48, 128]
+    assert [whole_size(size) for size in (1, 13, 16, 20, 100, 128)] == [1, 13, 16, 16, 96, 128]
     whole = filled(torch.ones(2, 3), 4, 7.0)
     assert whole.tolist() == [[1.0] * 3] * 2 + [[7.0] * 3] * 2
     kept = torch.ones(4)

@@ -59,6 +59,8 @@ class Release:
     """Standard deviation of the noise."""
     charged: float
     """σ of the plan, which `Watch.check` holds against what the ledger was told."""
+    rate: float
+    """Probability with which a record takes part, as the plan says."""
     what: object
     """Whose, and which of them."""
 
@@ -66,7 +68,7 @@ class Release:
     def form(self) -> object:
         """All of it that must not depend on records."""
         shapes = [(name, tuple(t.shape), t.dtype) for name, t in self.noised.items()]
-        return shapes, self.scale, self.charged, self.what
+        return shapes, self.scale, self.charged, self.rate, self.what
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,12 @@ class Watch:
     comparisons: list[Comparison] = field(default_factory=list, repr=False)
     updates: list[tuple[object, ...]] = field(default_factory=list, repr=False)
     """What each client was sent, and what it sent."""
-    charges: dict[int, list[float]] = field(default_factory=dict, repr=False)
-    """By client, the σ of every unit that a ledger on this machine was told of."""
+    charges: dict[int, list[tuple[float, float]]] = field(default_factory=dict, repr=False)
+    """By client, σ and sampling rate of every unit that a ledger on this machine was told of."""
 
     def __enter__(self) -> "Watch":
         self._patch = pytest.MonkeyPatch()
-        self._charged, self._what = 0.0, ()
+        self._charged, self._rate, self._what = 0.0, 1.0, ()
         noised = self._watched_noise(step.add_noise)
         for module in (step, client, release):
             self._patch.setattr(module, "add_noise", noised)
@@ -124,12 +126,12 @@ class Watch:
             assert found.distance <= found.allowed * (1 + ROUNDING), f"release {number}: {found}"
 
     def check_charges(self) -> None:
-        """Every client's releases in rounds are what its ledger was told of: as many, of as much noise."""
-        released: dict[int, list[float]] = {}
+        """Every client's releases in rounds are what its ledger has booked: as many, of as much noise, at that rate."""
+        released: dict[int, list[tuple[float, float]]] = {}
         for found in self.releases:
             kind, client = found.what
             if kind != "statistics":
-                released.setdefault(client, []).append(found.charged)
+                released.setdefault(client, []).append((found.charged, found.rate))
         assert released == self.charges
 
     @property
@@ -146,6 +148,7 @@ class Watch:
             if plan.client == self.neighbour.client:
                 _fix_coin(random, self.neighbour.place, 0.0 if self.follows is None else 1.0)
             self._charged, self._what = plan.noise_multiplier, (plan.round, plan.client)
+            self._rate = plan.sample_rate if plan.release == "step" else 1.0  # an update is of all records
             sent = (_bits(params), plan)
             update = train(trainer, params, data, plan, random)
             signals = (update.client, update.secants, update.gradient_norm, update.raw, update.steps)
@@ -160,7 +163,7 @@ class Watch:
 
         def watched(vectors: Iterable[Tensor], size: int, *, noise_multiplier: float, **settings: Any) -> Tensor:
             number = next(calls)
-            self._charged, self._what = noise_multiplier, ("statistics", number)
+            self._charged, self._rate, self._what = noise_multiplier, 1.0, ("statistics", number)
             pieces = list(vectors)
             if self.follows is not None and number % self.num_clients == self.neighbour.client:
                 pieces = [torch.cat(pieces)]
@@ -170,9 +173,11 @@ class Watch:
         return watched
 
     def _watched_charge(self, charge: Callable[..., None]) -> Callable[..., None]:
-        def watched(ledger: Any, client: Any, steps: int, noise_multiplier: float, **rate: float) -> None:
-            charge(ledger, client, steps, noise_multiplier, **rate)
-            self.charges.setdefault(client, []).extend([noise_multiplier] * steps)
+        def watched(ledger: Any, client: Any, steps: int, noise_multiplier: float, *, sample_rate: float) -> None:
+            before = ledger.steps_spent(client)
+            charge(ledger, client, steps, noise_multiplier, sample_rate=sample_rate)
+            booked = ledger.steps_spent(client) - before
+            self.charges.setdefault(client, []).extend([(noise_multiplier, sample_rate)] * booked)
 
         return watched
 
@@ -203,7 +208,9 @@ class Watch:
     def _note(self, *, total: Sums, sums: Sums, scale: float) -> None:
         """Keep a release, and put the first run's in its place where there is one."""
         noised = {name: values.clone() for name, values in sums.items()}
-        self.releases.append(Release(total=total, noised=noised, scale=scale, charged=self._charged, what=self._what))
+        self.releases.append(
+            Release(total=total, noised=noised, scale=scale, charged=self._charged, rate=self._rate, what=self._what)
+        )
         self._follow(sums)
 
     def _follow(self, sums: Sums) -> None:

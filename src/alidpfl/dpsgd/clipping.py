@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.conv import can_defer
-from alidpfl.dpsgd.filling import even_products, filled, filled_size, uneven_layers
+from alidpfl.dpsgd.filling import even_products, filled, filled_size, linear_layers, whole_size
 from alidpfl.dpsgd.gradients import Deferred, Storage, clip_factors, to_drop
 from alidpfl.dpsgd.guards import details_withheld, model_randomness
 from alidpfl.dpsgd.model_check import check_model, check_modes, trained_parameters
@@ -133,12 +133,12 @@ class PerSampleClipper:
         self.parameters: dict[str, Tensor] = dict(trained_parameters(model))
         self._loss = loss
         self._network = join_relu_and_pool(model)
-        self._uneven_layers = uneven_layers(model)
+        self._linear_layers = linear_layers(model)
         first = next(iter(self.parameters.values()))
         self._dtype, self._device = first.dtype, first.device
         self._units = sorted(find_units(model), key=lambda unit: unit.num_params)
         self._max_gradient_bytes = max_gradient_bytes
-        self._microbatch_size = min(microbatch_size, self._samples_that_fit())
+        self._microbatch_size = whole_size(min(microbatch_size, self._samples_that_fit()))
         self._embeddings = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
         self._has_convolutions = any(isinstance(m, nn.Conv2d) for m in model.modules())
         if self._has_convolutions:
@@ -202,7 +202,7 @@ class PerSampleClipper:
         size = max(used, min(filled_size(used), self._microbatch_size))
         inputs, targets = filled(inputs, size), filled(targets, size)
         recording = Recording(self._units, self._plan_storage(size), size, self._device)
-        with even_products(self._uneven_layers):
+        with even_products(self._linear_layers):
             losses = recording.run(lambda: self._losses(inputs, targets))
         limit = clip_norm * SAFETY
         found = {name: g for name, g in recording.found.items() if not isinstance(g, Deferred)}

@@ -2,9 +2,9 @@
 
 Matrix products choose their way by the batch's size and by where a row begins in memory, and ways round differently.
 Under weights that a hostile server makes so large that rounding decides the class, one sample more could change the
-gradients of all others. Filled up to 16 samples, and to whole eights, and with rows that begin at equal boundaries,
-products take one way whatever the batch: measured on the models of this package and on linear layers of all widths,
-not proved for every processor and layer (tests/dpsgd/test_filling.py). Proved: `OneByOneClipper`.
+gradients of all others. Filled up to whole sixteens of samples, and with rows that begin at equal boundaries, products
+take one way whatever the batch: measured on the models of this package and on linear layers of all widths, not proved
+for every processor and layer (tests/dpsgd/test_filling.py). Proved: `OneByOneClipper`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_LEAST, _MULTIPLE = 16, 8
+_MULTIPLE = 16  # of samples: element-wise functions, too, take what is left of whole vectors another way
 _EVEN, _FILLED_WIDTH = 4, 16  # of columns: multiples of 4 are well as they are, others go up to a multiple of 16
 
 
@@ -22,9 +22,18 @@ def filled_size(size: int) -> int:
     """How many samples a batch of `size` is filled up to.
 
     >>> [filled_size(size) for size in (1, 16, 17, 90)]
-    [16, 16, 24, 96]
+    [16, 16, 32, 96]
     """
-    return max(_LEAST, -(-size // _MULTIPLE) * _MULTIPLE)
+    return max(1, -(-size // _MULTIPLE)) * _MULTIPLE
+
+
+def whole_size(size: int) -> int:
+    """The most samples at once, at most `size`, that need no filling up; below that, `size`.
+
+    >>> [whole_size(size) for size in (5, 16, 100)]
+    [5, 16, 96]
+    """
+    return size - size % _MULTIPLE if size > _MULTIPLE else size
 
 
 def filled(tensor: Tensor, size: int, value: float = 0) -> Tensor:
@@ -47,18 +56,15 @@ def even_width(tensor: Tensor) -> Tensor:
     return F.pad(tensor, (0, -width % _FILLED_WIDTH)) if width % _EVEN else tensor
 
 
-def uneven_layers(model: nn.Module) -> list[nn.Linear]:
-    """The linear layers whose rows begin at boundaries of all kinds, also those that are not trained.
-
-    Subclasses, and layers that were given a way of their own, may compute something else, and are left alone.
-    """
-    linear = [module for module in model.modules() if type(module) is nn.Linear]
-    return [layer for layer in linear if layer.in_features % _EVEN and "forward" not in vars(layer)]
+def linear_layers(model: nn.Module) -> list[nn.Linear]:
+    """The layers that compute as nn.Linear does, trained or not; such as have a way of their own are left alone."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return [layer for layer in linear if type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)]
 
 
 @contextmanager
 def even_products(layers: Sequence[nn.Linear]) -> Iterator[None]:
-    """While it lasts, these layers compute the same by matrices of even width."""
+    """While it lasts, these layers compute the same by matrices of even width, whose rows lie one behind the other."""
     for layer in layers:
         layer.forward = partial(_even_linear, layer)  # type: ignore[method-assign]
     try:
@@ -69,4 +75,4 @@ def even_products(layers: Sequence[nn.Linear]) -> Iterator[None]:
 
 
 def _even_linear(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002, the name that nn.Linear gives it
-    return F.linear(even_width(input), even_width(layer.weight), layer.bias)
+    return F.linear(even_width(input).contiguous(), even_width(layer.weight), layer.bias)

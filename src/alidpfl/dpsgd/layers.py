@@ -19,6 +19,7 @@ from alidpfl.dpsgd.gradients import (
     Stored,
     precise,
     rewritten,
+    squared_norms,
     squared_rows,
     stored,
 )
@@ -69,7 +70,10 @@ def _sequence_weight(inputs: Tensor, grad_output: Tensor, storage: Storage) -> S
     _, positions, width_in = inputs.shape
     width_out = grad_output.shape[2]
     if positions * (width_in + width_out) < width_in * width_out:  # fewer multiplications than writing them out
-        squared = precise(_gram_norms(inputs, grad_output), squared_rows(inputs))
+        wide = inputs.double()
+        lengths = squared_norms(wide).sqrt_()
+        squared = _gram_norms(torch.bmm(wide, wide.mT), lengths, grad_output, width_in)
+        squared = precise(squared, squared_rows(inputs))
         return Bilinear(inputs=inputs, grad_output=grad_output, squared_norms=squared, form=_outer_in_double)
     if storage is Storage.KEEP:
         return _write_sequence_weight(inputs, grad_output)
@@ -80,19 +84,28 @@ def _write_sequence_weight(inputs: Tensor, grad_output: Tensor) -> Stored:
     return stored(torch.bmm(grad_output.mT, inputs))  # (B, p, d)
 
 
-def _gram_norms(inputs: Tensor, grad_output: Tensor, mask: Tensor | None = None) -> Tensor:
-    """|sum_t g_t a_t^T|^2 = sum_ts <a_t, a_s> <g_t, g_s> (Li et al. 2022), or the mask in place of <a_t, a_s>.
+def _gram_norms(products: Tensor, lengths: Tensor, grad_output: Tensor, width: int) -> Tensor:
+    """|sum_t g_t a_t^T|^2 = sum_ts <a_t, a_s> <g_t, g_s> (Li et al. 2022), or a little more, never less.
 
-    In double: the terms may cancel, and a norm that comes out too small would let a sample exceed the clip norm.
+    The terms of a hostile sample may cancel to any degree, and a norm that comes out too small would let it exceed the
+    clip norm. In double, with S = sum_t |a_t| |g_t|, n terms in both products and twice T in the sums, rounding moves
+    the result by at most (n + 2 T + 8) 2^-53 S^2, in whatever order they are added; twice that is added here. And what
+    is summed up are single-precision multiples of the g_t, each off by 2^-24 of itself: by 2^-24 S together, of which
+    twice as much is added to the norm.
+
+    Args:
+        products: (B, T, T) <a_t, a_s>, double.
+        lengths: (B, T) |a_t|, double.
+        grad_output: (B, T, p).
+        width: of a_t; 0 where `products` are exact.
     """
     grads = grad_output.double()
-    gram = torch.bmm(grads, grads.mT)  # (B, T, T)
-    if mask is None:
-        wide = inputs.double()
-        gram *= torch.bmm(wide, wide.mT)
-    else:
-        gram *= mask
-    return gram.flatten(1).sum(1).clamp_min_(0)
+    _, positions, width_out = grads.shape
+    gram = torch.bmm(grads, grads.mT) * products  # (B, T, T)
+    total = (lengths * squared_norms(grads).sqrt_()).sum(1)  # (B,) S
+    terms = width + width_out + 2 * positions + 8
+    squared = gram.sum(2).sum(1).clamp_min_(0) + terms * 2.0**-52 * total.square()
+    return (squared.sqrt_() + 2.0**-23 * total).square_()
 
 
 def embedding_gradients(
@@ -105,8 +118,8 @@ def embedding_gradients(
     grads = grad_output.reshape(*tokens.shape, -1)  # (B, T, d)
     if module.padding_idx is not None:
         grads = grads * (tokens != module.padding_idx).unsqueeze(-1)
-    equal = tokens.unsqueeze(1) == tokens.unsqueeze(2)  # (B, T, T)
-    squared = _gram_norms(tokens, grads, mask=equal)
+    equal = (tokens.unsqueeze(1) == tokens.unsqueeze(2)).double()  # (B, T, T): of rows with a single one in them
+    squared = _gram_norms(equal, torch.ones_like(tokens, dtype=torch.float64), grads, 0)
     size = module.weight.shape
 
     def add_rows(tokens: Tensor, grads: Tensor) -> Tensor:
