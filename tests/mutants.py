@@ -51,13 +51,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/dpsgd/test_filling.py",
     ),
     Mutant(
-        "batches are not filled up",
-        "src/alidpfl/dpsgd/filling.py",
-        "return max(1, -(-size // _MULTIPLE)) * _MULTIPLE",
-        "return size",
-        "tests/dpsgd/test_filling.py",
-    ),
-    Mutant(
         "records are drawn twice as often as is charged for",
         "src/alidpfl/federation/client.py",
         "poisson_sample(len(data), plan.sample_rate, random)",
@@ -294,8 +287,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "repeated tokens counted apart",
         "src/alidpfl/dpsgd/layers.py",
-        "equal = tokens.unsqueeze(1) == tokens.unsqueeze(2)",
-        "equal = torch.eye(tokens.shape[1], dtype=torch.bool)",
+        "equal = (tokens.unsqueeze(1) == tokens.unsqueeze(2)).double()",
+        "equal = torch.eye(tokens.shape[1], dtype=torch.float64)",
         CLIPPING,
     ),
     Mutant(

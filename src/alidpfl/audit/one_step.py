@@ -73,7 +73,7 @@ def check_draws(draws: int | None) -> None:
 
 
 def default_draws(num_params: int) -> int:
-    """Draws an arm: 10,000, fewer where the noise of each takes long; never so few that σ/1.25 in every step gets through.
+    """Draws an arm: 10,000, fewer where the noise of each takes long; enough to find σ/1.25 in every step.
 
     >>> default_draws(26_010), default_draws(582_026)
     (10000, 2000)
