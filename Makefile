@@ -34,7 +34,8 @@ contracts: $(SET_UP) ## import-linter: imports point down only
 	$(BIN)/lint-imports
 
 # In two processes, one a core: these folders start processes of their own and mostly wait; the rest computes.
-WAITING := tests/flower tests/vault tests/faults tests/reproduction tests/planner tests/runs tests/store tests/data
+WAITING := tests/flower tests/vault tests/faults tests/reproduction tests/planner tests/runs tests/store tests/data \
+	tests/examples tests/packaging
 PYTEST := $(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
 
 unit: $(SET_UP) ## pytest without the slow tests, in two processes

@@ -145,11 +145,10 @@ def test_a_sample_does_not_feel_its_place_in_a_layer_of_any_width(name, scale, b
     whole = bits(clipper, inputs, targets)
     trained = [layer for layer in model if any(p.requires_grad for p in layer.parameters())]
     assert len(whole) == 2 * len(trained)
-    for first in (1, 2, 3, 40):
-        for last in (first + 1, 9, 16, 24, 33, 43, 59, 64, 128):
-            for what, of_all in whole.items():
-                if first < last:
-                    assert torch.equal(bits(clipper, inputs[first:last], targets[first:last])[what], of_all[first:last])
+    for first, last in [(1, 2), (1, 9), (1, 25), (2, 16), (2, 42), (3, 59), (3, 128), (40, 64), (40, 96)]:
+        found = bits(clipper, inputs[first:last], targets[first:last])
+        for what, of_all in whole.items():
+            assert torch.equal(found[what], of_all[first:last])
     with torch.no_grad():  # the networks are shared by the tests
         for parameter, old in zip(model.parameters(), before, strict=True):
             parameter.copy_(old)
