@@ -58,7 +58,7 @@ def budget() -> Any:
         spent = {steps: epsilon([_steps(steps)], paper.DELTA, accountant) for steps in range(20, 901, 40)}
         _curve(panel, spent, "-", color=colour, label=accountant)
         most = max_steps(PrivacyBudget(epsilon=2.0, delta=paper.DELTA), 0.015, 1.1, accountant=accountant)
-        panel.annotate(f"{most} steps", (most, 2.0), (0, 6), textcoords="offset points", ha="center", color=colour)
+        panel.annotate(f"{most} steps", (most, 2.0), (6, -12), textcoords="offset points", ha="left", color=colour)
         panel.plot([most], [2.0], "o", color=colour)
     panel.axhline(2.0, color="black", linewidth=0.8)
     panel.set_xlabel("DP-SGD steps (q = 0.015, σ = 1.1, δ = 1e-5)")
@@ -87,7 +87,13 @@ def policies() -> Any:
         sums_panel.plot([len(steps)], [total[-1]], "o", color=colour)
     sums_panel.axhline(_MECHANISM.max_steps, color="black", linewidth=0.8)
     sums_panel.axvline(_MECHANISM.max_rounds, color="black", linewidth=0.8)
-    sums_panel.set_ylabel("steps; line: what ε pays for")
+    sums_panel.annotate(
+        f"R_c = {_MECHANISM.max_steps}", (0, _MECHANISM.max_steps), (2, -12), textcoords="offset points"
+    )
+    sums_panel.annotate(
+        f"R_s = {_MECHANISM.max_rounds}", (_MECHANISM.max_rounds, 40), (-60, 0), textcoords="offset points"
+    )
+    sums_panel.set_ylabel("steps so far")
     steps_panel.set_ylabel("local steps τ")
     for panel in (steps_panel, sums_panel):
         panel.set_xlabel("round, of 158")

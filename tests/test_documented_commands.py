@@ -69,7 +69,7 @@ def scene(tmp_path, monkeypatch):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("runs", "*.sqlite*"))
     random = np.random.default_rng(0)
-    for path in ("patients.npz", *(f"my/folder/{name}.npz" for name in ("north", "south", "test"))):
+    for path in ("patients.npz", *(f"my-data/{name}.npz" for name in ("north", "south", "test"))):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         np.savez(tmp_path / path, x=random.normal(size=(300, 6)).astype("float32"), y=random.integers(2, size=300))
     (tmp_path / "run.toml").write_text('[model]\nname = "linear"\n')

@@ -51,9 +51,12 @@ class Growth:
 
 
 def sample(number: int, process: str, pid: int) -> Sample:
-    """What the system says of a process: memory that is in use, without what it shares with others."""
+    """What the system says of a process: memory that it has written to.
+
+    Not what it only reads: pages of a library are its own as soon as the last other program that has them mapped ends.
+    """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    kilobytes = sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    kilobytes = sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
     return Sample(round=number, process=process, megabytes=kilobytes / 1024, files=len(os.listdir(f"/proc/{pid}/fd")))
 
 
