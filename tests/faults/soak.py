@@ -51,12 +51,13 @@ class Growth:
 
 
 def sample(number: int, process: str, pid: int) -> Sample:
-    """What the system says of a process: memory that it has written to.
+    """What the system says of a process: memory that is no file's, whether or not forked processes still share it.
 
-    Not what it only reads: pages of a library are its own as soon as the last other program that has them mapped ends.
+    Private memory would grow by itself: with a library's pages, once no other program has them mapped, and with what a
+    garbage collection touches for the first time after the fork.
     """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    kilobytes = sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
+    kilobytes = sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
     return Sample(round=number, process=process, megabytes=kilobytes / 1024, files=len(os.listdir(f"/proc/{pid}/fd")))
 
 
