@@ -43,27 +43,17 @@ def _link(found: re.Match[str]) -> str:
 
 def commands_page() -> str:
     """Every command with its options, from the program itself."""
-    import typer.main
-
-    from alidpfl.cli import app
+    from alidpfl.cli import commands
 
     lines = ["# Commands", "", "`alidpfl COMMAND --help` says the same."]
-    for path, command in _commands(typer.main.get_command(app), ("alidpfl",)):
+    for path, command in commands():
         words, _, example = (command.help or "").partition("Example: ")
-        lines += ["", f"## `{' '.join(path)}`", "", _plain(words), ""]
+        lines += ["", f"## `alidpfl {' '.join(path)}`", "", _plain(words), ""]
         if example:
             lines += ["```", _plain(example), "```", ""]
         lines += ["| option | meaning |", "| --- | --- |"]
         lines += [_option(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
     return "\n".join(lines) + "\n"
-
-
-def _commands(group: Any, path: tuple[str, ...]) -> Any:
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from _commands(command, (*path, name))
-        else:
-            yield (*path, name), command
 
 
 def _option(parameter: Any) -> str:

@@ -146,7 +146,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the same, where a layer has positions",
         "src/alidpfl/dpsgd/layers.py",
-        "        squared = precise(squared, squared_rows(inputs))\n",
+        "        squared = precise(squared, squared_lengths.sum(1))\n",
         "",
         CLIPPING,
     ),

@@ -5,10 +5,12 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
+import typer.main
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
@@ -206,6 +208,16 @@ app.add_typer(data_app, name="data", rich_help_panel=_DEPLOY, short_help="Data s
 app.add_typer(vault_app, name="vault", rich_help_panel=_DEPLOY, short_help="An owner's data, noise and ledger.")
 app.add_typer(flower_app, name="flower", rich_help_panel=_DEPLOY, short_help="Train over nodes with Flower.")
 app.command(rich_help_panel=_DEPLOY, short_help="Check this installation, and say what to do.")(doctor)
+
+
+def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, with the words that call it: for the documents."""
+    top: Any = typer.main.get_command(app) if group is None else group
+    for name, command in top.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
 
 
 def main() -> None:

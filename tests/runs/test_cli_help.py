@@ -7,22 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer.main
 
 from alidpfl import doctor
-from alidpfl.cli import app
+from alidpfl.cli import commands
 from tests.runs.command import alidpfl
 
 SCREEN = (80, 24)
-
-
-def commands(group=None, path=()):
-    """Every command that does something, with the words that call it."""
-    for name, command in (group or typer.main.get_command(app)).commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*path, name))
-        else:
-            yield (*path, name), command
 
 
 ALL = dict(commands())

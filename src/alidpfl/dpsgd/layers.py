@@ -71,9 +71,9 @@ def _sequence_weight(inputs: Tensor, grad_output: Tensor, storage: Storage) -> S
     width_out = grad_output.shape[2]
     if positions * (width_in + width_out) < width_in * width_out:  # fewer multiplications than writing them out
         wide = inputs.double()
-        lengths = squared_norms(wide).sqrt_()
-        squared = _gram_norms(torch.bmm(wide, wide.mT), lengths, grad_output, width_in)
-        squared = precise(squared, squared_rows(inputs))
+        squared_lengths = squared_norms(wide)
+        squared = _gram_norms(torch.bmm(wide, wide.mT), squared_lengths.sqrt(), grad_output, width_in)
+        squared = precise(squared, squared_lengths.sum(1))
         return Bilinear(inputs=inputs, grad_output=grad_output, squared_norms=squared, form=_outer_in_double)
     if storage is Storage.KEEP:
         return _write_sequence_weight(inputs, grad_output)
