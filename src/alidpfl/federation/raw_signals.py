@@ -17,8 +17,12 @@ from alidpfl.types import RawSignals
 if TYPE_CHECKING:
     from alidpfl.federation.client import ClientData
 
-MOST_RECORDS = 512
-"""Of a client, evenly spread: full gradients of 6,000 records would take fifty times as long as the training itself."""
+MOST_RECORDS = 128
+"""Of a client, evenly spread: full gradients of 6,000 records would take fifty times as long as the training itself.
+
+On MNIST the ratio of 128 records is within 20 to 30 % of that of 2,048 for a client, and it changes by more from round to
+round: the mean over clients hardly feels it, and τ goes with its root.
+"""
 
 
 def raw_signals(objective: Objective, before: Tensor, after: Tensor, data: "ClientData") -> RawSignals:
