@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 MOST_RECORDS = 128
 """Of a client, evenly spread: full gradients of 6,000 records would take fifty times as long as the training itself.
 
-On MNIST the ratio of 128 records is within 20 to 30 % of that of 2,048 for a client, and it changes by more from round to
-round: the mean over clients hardly feels it, and τ goes with its root.
+On MNIST the ratio of 128 records is within 20 to 30 % of that of 2,048 for a client, and it changes by more from round
+to round: the mean over clients hardly feels it, and τ goes with its root.
 """
 
 
