@@ -110,8 +110,8 @@ GRID_MUTANTS = (
     (
         "filling: batches keep their size",
         FILLING,
-        "_MULTIPLE = 16  #",
-        "_MULTIPLE = 1  #",
+        '_MULTIPLE = 32 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 16',
+        "_MULTIPLE = 1",
         FILLING_TESTS,
     ),
     (

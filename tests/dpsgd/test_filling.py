@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, native
+from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, filling, native
 from alidpfl.dpsgd.filling import even_products, even_width, filled, filled_size, linear_layers, whole_size
 from alidpfl.dpsgd.recording import Recording
 from alidpfl.models import make_model
@@ -221,7 +221,8 @@ def test_what_fills_a_batch_adds_nothing(monkeypatch):
     assert all(bool((g == 0).all()) for g in found.gradients.values())
 
 
-def test_sizes():
+def test_sizes(monkeypatch):
+    monkeypatch.setattr(filling, "_MULTIPLE", 16)
     assert [filled_size(size) for size in (1, 15, 16, 17, 24, 33, 128)] == [16, 16, 16, 32, 32, 48, 128]
     assert [whole_size(size) for size in (1, 13, 16, 20, 100, 128)] == [1, 13, 16, 16, 96, 128]
     whole = filled(torch.ones(2, 3), 4, 7.0)

@@ -111,7 +111,7 @@ REFUSED = {
         lambda: parametrizations.spectral_norm(nn.Linear(4, 4)),
         "per-sample gradients|buffer that the forward pass rewrites",
     ),
-    "merged batch": (MergedBatch, r"takes or gives a tensor of shape \(32, 2\).* keep the batch first"),
+    "merged batch": (MergedBatch, r"takes or gives a tensor of shape \((32|64), 2\).* keep the batch first"),
     "functional dropout": (FunctionalDropout, "randomness is drawn other than by nn.Dropout"),
     "recurrent": (
         lambda: nn.Sequential(nn.LSTM(4, 4)),
