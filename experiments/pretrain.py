@@ -5,23 +5,21 @@ Two views of a picture (crop, flip, light, colour) must be found among the views
 half precision. No data set is read: neither by this program nor by what it makes.
 """
 
-import math
 import sys
 import time
 from pathlib import Path
 
+import filters
 import leaves
 import torch
 from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-OUT = Path(__file__).parent.parent / "src/alidpfl/features/leaves.safetensors"
-LAYERS = ((3, 48, 4, 2), (48, 96, 3, 2), (96, 128, 3, 1), (128, 192, 3, 2))  # in, out, width, stride
-PICTURES, AT_A_TIME = 24_000, 250
-BATCH, TEMPERATURE, RATE, WARM_UP = 256, 0.2, 2e-3, 50
+OUT = filters.FOLDER / "leaves.safetensors"
+PICTURES, AT_A_TIME, TOLD_EVERY = 24_000, 250, 50
+BATCH, TEMPERATURE = filters.BATCH, 0.2
 VIEW = 32
-_POWER = 0.25  # features are scaled half of the way to equal variances
 
 
 def main(steps: int, out: Path) -> None:
@@ -30,36 +28,21 @@ def main(steps: int, out: Path) -> None:
     torch.manual_seed(0)
     random = Generator().manual_seed(0)
     drawn = torch.cat([leaves.pictures(AT_A_TIME, random) for _ in range(PICTURES // AT_A_TIME)])
-    body = nn.Sequential(*(_layer(*shape) for shape in LAYERS)).to(memory_format=torch.channels_last)
-    head = nn.Sequential(nn.Linear(LAYERS[-1][1], 256), nn.ReLU(), nn.Linear(256, 128))
-    _learn(body, head, drawn, steps, random)
-    save_file(_folded(body, drawn, random), out)
-
-
-def _layer(inputs: int, outputs: int, width: int, stride: int) -> nn.Module:
-    convolution = nn.Conv2d(inputs, outputs, width, stride, padding=1, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
-
-
-def _learn(body: nn.Module, head: nn.Module, drawn: Tensor, steps: int, random: Generator) -> None:
-    optimiser = torch.optim.AdamW([*body.parameters(), *head.parameters()], weight_decay=1e-4)
+    body = filters.make_body()
+    head = nn.Sequential(nn.Linear(filters.OUTPUTS, 256), nn.ReLU(), nn.Linear(256, 128))
     partner = torch.cat([torch.arange(BATCH, 2 * BATCH), torch.arange(BATCH)])
-    started = time.monotonic()
-    for step in range(steps):
-        for group in optimiser.param_groups:
-            group["lr"] = RATE * min(1, (step + 1) / WARM_UP) * (0.5 + 0.5 * math.cos(math.pi * step / steps) + 0.01)
+
+    def loss_of_a_batch() -> Tensor:
         chosen = drawn[torch.randint(len(drawn), (BATCH,), generator=random)].float() / 255
         seen = torch.cat([_view(chosen, random), _view(chosen, random)]).contiguous(memory_format=torch.channels_last)
         codes = F.normalize(head(body(seen).mean((2, 3))), dim=1)
-        likeness = (codes @ codes.t() / TEMPERATURE).fill_diagonal_(-1e9)
-        loss = F.cross_entropy(likeness, partner)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        if step % 50 == 0:
-            found = (likeness.argmax(1) == partner).float().mean()
-            told = f"step {step} of {steps}: loss {loss:.3f}, found {found:.1%}, {time.monotonic() - started:.0f} s"
-            sys.stderr.write(f"{told}\n")
+        return F.cross_entropy((codes @ codes.t() / TEMPERATURE).fill_diagonal_(-1e9), partner)
+
+    started = time.monotonic()
+    for step, loss in filters.learn([*body.parameters(), *head.parameters()], steps, 1e-4, loss_of_a_batch):
+        if step % TOLD_EVERY == 0:
+            sys.stderr.write(f"step {step} of {steps}: loss {loss:.3f}, {time.monotonic() - started:.0f} s\n")
+    save_file(filters.folded(body, _view(drawn[:2000].float() / 255, random)), out)
 
 
 @torch.no_grad()
@@ -91,28 +74,6 @@ def _view(pictures: Tensor, random: Generator) -> Tensor:
     seen = torch.where(sometimes(0.8), light, plain)
     seen = torch.where(sometimes(0.15), seen.mean(1, keepdim=True), seen)
     return seen.clamp(0, 1) - 0.5
-
-
-@torch.no_grad()
-def _folded(body: nn.Sequential, drawn: Tensor, random: Generator) -> dict[str, Tensor]:
-    """Convolutions with bias; the last two layers' outputs scaled by public variances: ReLU lets a factor through."""
-    body.eval()
-    maps = [_view(drawn[:2000].float() / 255, random)]
-    folded: dict[str, Tensor] = {}
-    before = torch.ones(3)
-    for number, layer in enumerate(body):
-        convolution, norm, _ = layer
-        maps.append(layer(maps[-1]))
-        factor = norm.weight / (norm.running_var + norm.eps).sqrt()
-        scale = torch.ones(len(factor))
-        if number >= len(LAYERS) - 2:
-            variance = F.adaptive_avg_pool2d(maps[-1], 2).var((0, 2, 3))
-            scale = (variance + 0.1 * variance.mean()).pow(-_POWER)
-        weight = convolution.weight * (factor * scale)[:, None, None, None] / before[None, :, None, None]
-        folded[f"{number}.weight"] = weight.half().contiguous()
-        folded[f"{number}.bias"] = ((norm.bias - norm.running_mean * factor) * scale).half()
-        before = scale
-    return folded
 
 
 if __name__ == "__main__":

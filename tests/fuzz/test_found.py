@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from alidpfl.data.synthetic import SyntheticSettings
 from alidpfl.errors import AliDpflError, ConfigError, DataError
 from alidpfl.reproduction.results import Results
 from alidpfl.runs import execute, resume
@@ -155,3 +156,12 @@ def test_memory_that_is_not_there(monkeypatch):
     assert cli._told(KeyError("a bug of ours")) is None
     assert cli._told(BrokenPipeError(32, "Broken pipe")) is None
     assert cli._told(AliDpflError("x")) == "x"
+
+
+@pytest.mark.parametrize("key", ["alpha", "beta"])
+def test_made_up_data_beyond_all_floats(key):
+    done = alidpfl("run", "--set", "data.name=synthetic", "--set", "model.name=linear", "--set", f"data.{key}=1e300")
+    assert done.exit_code == 2
+    assert f"data.{key}" in done.stderr
+    with pytest.raises(ConfigError, match=f"{key}=1e\\+300 must be from 0"):
+        SyntheticSettings(**{key: 1e300})

@@ -16,6 +16,7 @@ from alidpfl.inputs import checks
 
 NUM_INPUTS, NUM_CLASSES = 60, 10
 
+_LARGEST_SPREAD = 1e6  # of α and β: far beyond any use, and far from where floats end
 _MIN_SAMPLES = 50
 _LOG_MEAN, _LOG_SIGMA = 4.0, 2.0
 _DECAY = -1.2
@@ -41,7 +42,8 @@ class SyntheticSettings:
         checks.whole("clients", self.clients, low=1)
         checks.whole("max_samples", self.max_samples, low=_MIN_SAMPLES)
         for name in ("alpha", "beta"):
-            checks.real(name, getattr(self, name), low=0, rule="must be 0 or more; 0 makes all clients alike")
+            rule = f"must be from 0, which makes all clients alike, to {_LARGEST_SPREAD:g}"
+            checks.real(name, getattr(self, name), low=0, high=_LARGEST_SPREAD, rule=rule)
 
 
 def make_synthetic(settings: SyntheticSettings, seed: int) -> Dataset:

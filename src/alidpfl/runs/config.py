@@ -60,8 +60,8 @@ class DataSection(_Section):
         examples=[3],
         description="`npz`: number of classes; left out: from the clients' labels, which no ε covers.",
     )
-    alpha: float = Field(1.0, ge=0, description="`synthetic`: how much clients' models differ.")
-    beta: float = Field(1.0, ge=0, description="`synthetic`: how much clients' inputs differ.")
+    alpha: float = Field(1.0, ge=0, le=1e6, description="`synthetic`: how much clients' models differ.")
+    beta: float = Field(1.0, ge=0, le=1e6, description="`synthetic`: how much clients' inputs differ.")
 
 
 class ModelSection(_Section):

@@ -1,0 +1,67 @@
+"""Four convolutions that are taught on made-up pictures, and the constants that become of them."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+FOLDER = Path(__file__).parent.parent / "src/alidpfl/features"
+BATCH, RATE, WARM_UP = 256, 2e-3, 50
+LAYERS = ((3, 48, 4, 2), (48, 96, 3, 2), (96, 128, 3, 1), (128, 192, 3, 2))  # in, out, width, stride
+OUTPUTS = LAYERS[-1][1]
+_READ = 2  # the last layers, whose outputs are features
+_POWER = 0.25  # features are scaled half of the way to equal variances
+
+
+def make_body() -> nn.Sequential:
+    """(n, 3, s, s) around 0 -> (n, 192, s/8, s/8)."""
+    body = nn.Sequential(*(_layer(*shape) for shape in LAYERS))
+    return body.to(memory_format=torch.channels_last)
+
+
+def _layer(inputs: int, outputs: int, width: int, stride: int) -> nn.Module:
+    convolution = nn.Conv2d(inputs, outputs, width, stride, padding=1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+def learn(
+    parameters: list[Tensor], steps: int, weight_decay: float, loss_of_a_batch: Callable[[], Tensor]
+) -> Iterator[tuple[int, float]]:
+    """Yields the number of each step and its loss."""
+    optimiser = torch.optim.AdamW(parameters, weight_decay=weight_decay)
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = RATE * min(1, (step + 1) / WARM_UP) * (0.5 + 0.5 * math.cos(math.pi * step / steps) + 0.01)
+        loss = loss_of_a_batch()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        yield step, float(loss.detach())
+
+
+@torch.no_grad()
+def folded(body: nn.Sequential, views: Tensor) -> dict[str, Tensor]:
+    """Convolutions with bias, in half precision; what is read is scaled by its variance over views of made-up pictures.
+
+    ReLU lets a positive factor through, so that the next layer can take it back.
+    """
+    body.eval()
+    maps = [views]
+    kept: dict[str, Tensor] = {}
+    before = torch.ones(LAYERS[0][0])
+    for number, layer in enumerate(body):
+        convolution, norm, _ = layer
+        maps.append(layer(maps[-1]))
+        factor = norm.weight / (norm.running_var + norm.eps).sqrt()
+        scale = torch.ones(len(factor))
+        if number >= len(LAYERS) - _READ:
+            variance = F.adaptive_avg_pool2d(maps[-1], 2).var((0, 2, 3))
+            scale = (variance + 0.1 * variance.mean()).pow(-_POWER)
+        weight = convolution.weight * (factor * scale)[:, None, None, None] / before[None, :, None, None]
+        kept[f"{number}.weight"] = weight.half().contiguous()
+        kept[f"{number}.bias"] = ((norm.bias - norm.running_mean * factor) * scale).half()
+        before = scale
+    return kept
