@@ -1,7 +1,9 @@
 """Four convolutions that are taught on made-up pictures, and the constants that become of them."""
 
 import math
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 FOLDER = Path(__file__).parent.parent / "src/alidpfl/features"
-BATCH, RATE, WARM_UP = 256, 2e-3, 50
+BATCH, RATE, WARM_UP, TOLD_EVERY = 256, 2e-3, 50, 50
 LAYERS = ((3, 48, 4, 2), (48, 96, 3, 2), (96, 128, 3, 1), (128, 192, 3, 2))  # in, out, width, stride
 OUTPUTS = LAYERS[-1][1]
 _READ = 2  # the last layers, whose outputs are features
@@ -27,11 +29,10 @@ def _layer(inputs: int, outputs: int, width: int, stride: int) -> nn.Module:
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
 
 
-def learn(
-    parameters: list[Tensor], steps: int, weight_decay: float, loss_of_a_batch: Callable[[], Tensor]
-) -> Iterator[tuple[int, float]]:
-    """Yields the number of each step and its loss."""
+def learn(parameters: list[Tensor], loss_of_a_batch: Callable[[], Tensor], *, steps: int, weight_decay: float) -> None:
+    """By AdamW, at a rate that falls as a cosine; says now and then how far it is."""
     optimiser = torch.optim.AdamW(parameters, weight_decay=weight_decay)
+    started = time.monotonic()
     for step in range(steps):
         for group in optimiser.param_groups:
             group["lr"] = RATE * min(1, (step + 1) / WARM_UP) * (0.5 + 0.5 * math.cos(math.pi * step / steps) + 0.01)
@@ -39,7 +40,8 @@ def learn(
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        yield step, float(loss.detach())
+        if step % TOLD_EVERY == 0:
+            sys.stderr.write(f"step {step} of {steps}: loss {loss:.3f}, {time.monotonic() - started:.0f} s\n")
 
 
 @torch.no_grad()

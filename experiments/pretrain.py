@@ -6,7 +6,6 @@ half precision. No data set is read: neither by this program nor by what it make
 """
 
 import sys
-import time
 from pathlib import Path
 
 import filters
@@ -17,7 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 OUT = filters.FOLDER / "leaves.safetensors"
-PICTURES, AT_A_TIME, TOLD_EVERY = 24_000, 250, 50
+PICTURES, AT_A_TIME = 24_000, 250
 BATCH, TEMPERATURE = filters.BATCH, 0.2
 VIEW = 32
 
@@ -38,10 +37,7 @@ def main(steps: int, out: Path) -> None:
         codes = F.normalize(head(body(seen).mean((2, 3))), dim=1)
         return F.cross_entropy((codes @ codes.t() / TEMPERATURE).fill_diagonal_(-1e9), partner)
 
-    started = time.monotonic()
-    for step, loss in filters.learn([*body.parameters(), *head.parameters()], steps, 1e-4, loss_of_a_batch):
-        if step % TOLD_EVERY == 0:
-            sys.stderr.write(f"step {step} of {steps}: loss {loss:.3f}, {time.monotonic() - started:.0f} s\n")
+    filters.learn([*body.parameters(), *head.parameters()], loss_of_a_batch, steps=steps, weight_decay=1e-4)
     save_file(filters.folded(body, _view(drawn[:2000].float() / 255, random)), out)
 
 

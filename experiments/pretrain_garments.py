@@ -6,7 +6,6 @@ set is read: neither by this program nor by what draws.
 """
 
 import sys
-import time
 from pathlib import Path
 
 import filters
@@ -17,7 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 OUT = filters.FOLDER / "garments.safetensors"
-PICTURES, AT_A_TIME, TOLD_EVERY = 200_000, 200, 50
+PICTURES, AT_A_TIME = 200_000, 200
 _LARGEST_BOX = 6
 
 
@@ -38,10 +37,7 @@ def main(steps: int, out: Path) -> None:
         rows = torch.randint(len(drawn), (filters.BATCH,), generator=random)
         return F.cross_entropy(head(body(_view(drawn[rows], random))), kinds[rows], label_smoothing=0.1)
 
-    started = time.monotonic()
-    for step, loss in filters.learn([*body.parameters(), *head.parameters()], steps, 1e-3, loss_of_a_batch):
-        if step % TOLD_EVERY == 0:
-            sys.stderr.write(f"step {step} of {steps}: loss {loss:.3f}, {time.monotonic() - started:.0f} s\n")
+    filters.learn([*body.parameters(), *head.parameters()], loss_of_a_batch, steps=steps, weight_decay=1e-3)
     save_file(filters.folded(body, _view(drawn[torch.randperm(len(drawn), generator=random)[:2000]], random)), out)
 
 

@@ -258,15 +258,22 @@ FEATURE_MUTANTS = (
     (
         "learned: features of any length",
         f"{FEATURES}/learned.py",
-        "return F.normalize(values.flatten(1), dim=1, eps=_SHORTEST) * _LENGTH",
-        "return values.flatten(1) * _LENGTH",
+        "return F.normalize(values.flatten(1), dim=1, eps=_SHORTEST) * length",
+        "return values.flatten(1) * length",
+        "tests/features/test_learned.py",
+    ),
+    (
+        "learned: two blocks are longer than one",
+        f"{FEATURES}/learned.py",
+        "_LENGTH / math.sqrt(max(1, len(names)))",
+        "_LENGTH",
         "tests/features/test_learned.py",
     ),
     (
         "learned: other filters, the same features on disk",
         f"{FEATURES}/maps.py",
-        'f"-learned{filters_digest()}"',
-        '"-learned"',
+        'f"-{name}{filters_digest(name)}"',
+        'f"-{name}"',
         "tests/features/test_learned.py",
     ),
 )

@@ -1,11 +1,19 @@
 """Filters learnt from made-up pictures: constants of the program, read by each image alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
 
+from alidpfl.errors import ConfigError
 from alidpfl.features import FeatureMap, Standardiser, learned
-from alidpfl.features.learned import learned_block
+from alidpfl.features.learned import LEARNED, learned_blocks
+
+
+def learned_block(channels, *, flip_even, name="leaves"):
+    (block,) = learned_blocks([name], channels, flip_even=flip_even)
+    return block
 
 
 def photographs(count, seed=0):
@@ -46,14 +54,17 @@ def test_an_image_is_read_alone(flip_even):
 
 def test_every_image_has_the_same_length_which_bounds_what_is_released():
     images = torch.cat([photographs(3), torch.zeros(1, 3, 32, 32), torch.ones(1, 3, 32, 32)])
-    lengths = learned_block(3, flip_even=True).compute(images).norm(dim=1)
-    torch.testing.assert_close(lengths, torch.full((5,), 0.5), rtol=1e-5, atol=0)
+    for names in (["leaves"], ["garments"], ["garments", "leaves"]):
+        blocks = learned_blocks(names, 3, flip_even=True)
+        lengths = torch.cat([block.compute(images) for block in blocks], dim=1).norm(dim=1)
+        torch.testing.assert_close(lengths, torch.full((5,), 0.5), rtol=1e-5, atol=0)
 
 
-def test_the_values_are_those_of_four_plain_convolutions():
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_values_are_those_of_four_plain_convolutions(name):
     """The first layer by hand at one place, then the rest by modules."""
     image = photographs(1)
-    weights = learned._layers()
+    weights = learned._layers(name)
     patch = F.pad(image - 0.5, (1, 1, 1, 1))[0, :, 6:10, 10:14]
     by_hand = (weights[0][0] * patch).sum((1, 2, 3)) + weights[0][1]
     maps = []
@@ -65,7 +76,7 @@ def test_the_values_are_those_of_four_plain_convolutions():
         maps.append(values)
     torch.testing.assert_close(maps[0][0, :, 3, 5], by_hand.relu(), rtol=1e-4, atol=1e-5)
     quarters = [m.unflatten(2, (2, -1)).unflatten(4, (2, -1)).mean((3, 5)) for m in maps[2:]]
-    torch.testing.assert_close(learned._pooled(image), torch.cat(quarters, 1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(learned._pooled(name, image), torch.cat(quarters, 1), rtol=1e-4, atol=1e-5)
 
 
 def test_grey_is_three_equal_colours():
@@ -77,20 +88,28 @@ def test_grey_is_three_equal_colours():
 
 def test_a_map_with_them_is_another_map(monkeypatch):
     plain = FeatureMap(image_shape=(3, 32, 32), scattering_frequencies=5)
-    more = FeatureMap(image_shape=(3, 32, 32), scattering_frequencies=5, learned=True)
-    assert [block.name for block in more.blocks] == ["scattering", "raw", "oriented", "learned"]
-    assert more.value_key != plain.value_key
+    more = replace(plain, learned=("leaves",))
+    assert [block.name for block in more.blocks] == ["scattering", "raw", "oriented", "leaves"]
+    others = [replace(plain, learned=("garments",)), replace(plain, learned=("leaves", "garments"))]
+    assert len({made.value_key for made in (plain, more, *others)}) == 4
     before = more.value_key
-    monkeypatch.setattr(learned, "_content", lambda: b"other filters")
+    monkeypatch.setattr(learned, "_content", lambda name: b"other filters")
     assert more.value_key != before  # what is on disk belongs to one set of filters
 
 
-def test_vectors_have_length_one_with_them_too():
-    made = FeatureMap(image_shape=(3, 32, 32), scattering_frequencies=5, learned=True)
+@pytest.mark.parametrize(("wrong", "says"), [(("oaks",), "oaks"), (("leaves", "leaves"), "twice")])
+def test_filters_that_are_unknown_or_named_twice(wrong, says):
+    with pytest.raises(ConfigError, match=says):
+        FeatureMap(image_shape=(3, 32, 32), scattering_frequencies=5, learned=wrong)
+
+
+@pytest.mark.parametrize(("names", "share"), [(("leaves",), 0.25), (("leaves", "garments"), 0.22)])
+def test_vectors_have_length_one_with_them_too(names, share):
+    made = FeatureMap(image_shape=(3, 32, 32), scattering_frequencies=5, learned=names)
     size = sum(block.size for block in made.blocks)
     same = Standardiser.from_statistics(made, mean=torch.zeros(size), variance=torch.ones(made.blocks[0].size))
     images = (photographs(3) * 255).to(torch.uint8)
     vectors = same.vectors(made.compute(images))
     assert vectors.shape[1] == same.size
     torch.testing.assert_close(vectors[:, :-1].norm(dim=1), torch.ones(3), rtol=1e-5, atol=0)
-    assert float(vectors[:, -641:-1].square().sum(1).mean()) == pytest.approx(0.25, rel=1e-4)
+    assert float(vectors[:, -641:-1].square().sum(1).mean()) == pytest.approx(share, rel=1e-4)

@@ -39,7 +39,7 @@ CASES = [
 
 
 OF_FEATURES = {
-    "learned": {"model.learned": "true"},
+    "learned": {"model.learned": '["leaves", "garments"]'},
     "upright": {"model.upright": "true"},
     "positions": {"model.positions": 2},
     "grid": {"privacy.noise": '"grid"'},

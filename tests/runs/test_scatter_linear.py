@@ -105,7 +105,7 @@ def test_the_account_is_opened_before_any_image_is_read(folder, monkeypatch):
         prepare(config)
 
 
-@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("learned", [[], ["leaves"], ["garments", "leaves"]])
 def test_the_model_holds_all_that_a_prediction_needs(folder, tmp_path, learned):
     config = settings(folder, model__learned=learned)
     outcome = execute(config, tmp_path / "run")

@@ -1,10 +1,13 @@
-"""Filters learnt from made-up pictures, leaves that fall on one another (experiments/pretrain.py): no data were used.
+"""Filters learnt from made-up pictures: no data were used.
 
-Scattering compares pictures by their edges; these four layers were taught which of them are views of the same thing.
-They are constants of the program, as wavelets are: computing them costs no privacy.
+`leaves` were taught which views are of the same picture, of leaves that fall on one another (experiments/pretrain.py);
+`garments` to tell ten kinds of drawn garments apart (experiments/pretrain_garments.py). They are constants of the
+program, as wavelets are: computing them costs no privacy.
 """
 
 import hashlib
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 
@@ -15,55 +18,64 @@ from torch.nn import functional as F
 
 from alidpfl.features.block import Block
 
+LEARNED = ("leaves", "garments")
+"""What filters were learnt from."""
+
 _STRIDES = (2, 2, 1, 2)
 _READ = (2, 3)  # layers whose outputs are features
 _CELLS = 2  # a side: what is above, below, left and right
 _COLOURS = 3
 _GREY = 0.5
-_LENGTH = 0.5  # of an image's features: statistics are released of all blocks joined, clipped to length one
+_LENGTH = 0.5  # of an image's learned features: statistics are released of all blocks joined, clipped to length one
 _SHORTEST = 1e-9
 
 
-def learned_block(channels: int, *, flip_even: bool) -> Block:
+def learned_blocks(names: Sequence[str], channels: int, *, flip_even: bool) -> list[Block]:
+    """One block for each name of LEARNED."""
+    length = _LENGTH / math.sqrt(max(1, len(names)))
+    return [_block(name, channels, flip_even=flip_even, length=length) for name in names]
+
+
+def _block(name: str, channels: int, *, flip_even: bool, length: float) -> Block:
     """Filters x (above, below), of the image and its mirror image alike; without `flip_even`, x (left, right) too."""
-    paths = sum(_layers()[number][1].shape[0] for number in _READ)
+    paths = sum(_layers(name)[number][1].shape[0] for number in _READ)
     positions = _CELLS if flip_even else _CELLS**2
 
     def compute(images: Tensor) -> Tensor:
         coloured = images if channels == _COLOURS else images.mean(1, keepdim=True).expand(-1, _COLOURS, -1, -1)
-        values = _pooled(coloured)
+        values = _pooled(name, coloured)
         if flip_even:
-            values = (values + _pooled(coloured.flip(-1))).mean(-1)
-        return F.normalize(values.flatten(1), dim=1, eps=_SHORTEST) * _LENGTH
+            values = (values + _pooled(name, coloured.flip(-1))).mean(-1)
+        return F.normalize(values.flatten(1), dim=1, eps=_SHORTEST) * length
 
     every = torch.arange(paths * positions)
     low = torch.ones(len(every), dtype=torch.bool)
-    return Block(name="learned", grid=(paths, positions), places=every, low=low, compute=compute)
+    return Block(name=name, grid=(paths, positions), places=every, low=low, compute=compute)
 
 
-def filters_digest() -> str:
+def filters_digest(name: str) -> str:
     """Changes with the filters: features that are kept on disk belong to one set of them."""
-    return hashlib.sha256(_content()).hexdigest()[:8]
+    return hashlib.sha256(_content(name)).hexdigest()[:8]
 
 
-def _pooled(images: Tensor) -> Tensor:
+def _pooled(name: str, images: Tensor) -> Tensor:
     """(n, 3, s, s) in [0, 1] -> (n, filters, 2, 2)."""
     values, read = (images - _GREY).contiguous(memory_format=torch.channels_last), []  # 1.7 times as fast
-    for number, (weight, bias) in enumerate(_layers()):
+    for number, (weight, bias) in enumerate(_layers(name)):
         values = F.conv2d(values, weight, bias, stride=_STRIDES[number], padding=1).relu()
         if number in _READ:
             read.append(F.adaptive_avg_pool2d(values, _CELLS))
     return torch.cat(read, 1)
 
 
-@lru_cache(maxsize=1)
-def _layers() -> tuple[tuple[Tensor, Tensor], ...]:
-    kept = load(_content())
+@lru_cache(maxsize=len(LEARNED))
+def _layers(name: str) -> tuple[tuple[Tensor, Tensor], ...]:
+    kept = load(_content(name))
     return tuple(
         (kept[f"{n}.weight"].float().contiguous(memory_format=torch.channels_last), kept[f"{n}.bias"].float())
         for n in range(len(_STRIDES))
     )
 
 
-def _content() -> bytes:
-    return (files("alidpfl.features") / "leaves.safetensors").read_bytes()
+def _content(name: str) -> bytes:
+    return (files("alidpfl.features") / f"{name}.safetensors").read_bytes()

@@ -11,12 +11,13 @@ from torch.nn import functional as F
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.features.block import Block
 from alidpfl.features.decorrelated import scattering_block
-from alidpfl.features.learned import filters_digest, learned_block
+from alidpfl.features.learned import LEARNED, filters_digest, learned_blocks
 from alidpfl.features.oriented import oriented_block
 from alidpfl.features.raw import raw_block
 from alidpfl.features.scattering import STRIDE
 from alidpfl.features.upright import upright
 from alidpfl.inputs import checks
+from alidpfl.inputs.lookup import named
 
 VERSION = 1
 """Goes up with every change of the values beyond rounding: it is part of the cache's key."""
@@ -30,7 +31,7 @@ _IMAGE_AXES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureMap:
-    """Scattering in a decorrelating basis, the image's low frequencies, and oriented filters.
+    """Scattering in a decorrelating basis, the image's low frequencies, oriented filters, and perhaps learned ones.
 
     An image's features depend on that image and on nothing else: not on the other images, not on any statistics. So a
     client may compute them on its own, and changing one record changes one row.
@@ -63,8 +64,8 @@ class FeatureMap:
     that. It takes as many times as long.
     """
 
-    learned: bool = False
-    """Whether there is a fourth block: filters learnt on made-up pictures."""
+    learned: tuple[str, ...] = ()
+    """Further blocks: filters learnt from made-up pictures, `leaves` (for photographs) or `garments`."""
 
     def __post_init__(self) -> None:
         _check_shape(self.image_shape)
@@ -72,6 +73,10 @@ class FeatureMap:
             checks.whole(name, getattr(self, name))
         if self.positions not in _OFFSETS:
             raise ConfigError(f"positions={self.positions!r} must be 1, 2 or 4, such as 2")
+        for name in self.learned:
+            named("learned filters", name, dict.fromkeys(LEARNED))
+        if len(set(self.learned)) < len(self.learned):
+            raise ConfigError(f"learned={list(self.learned)} names filters twice: once is enough")
 
     @property
     def flip_even(self) -> bool:
@@ -88,7 +93,7 @@ class FeatureMap:
         """Equal for two maps exactly if they compute the same values: `low` is no part of it."""
         shape = "x".join(map(str, self.image_shape))
         prepared = ("-upright" if self.sets_upright else "") + (f"-at{self.positions}" if self.positions > 1 else "")
-        learned = f"-learned{filters_digest()}" if self.learned else ""
+        learned = "".join(f"-{name}{filters_digest(name)}" for name in self.learned)
         cut = f"raw{self.raw_frequencies}-oriented{self.oriented_frequencies}"
         return f"features-v{VERSION}-{shape}-{cut}{prepared}{learned}"
 
@@ -138,7 +143,7 @@ def _blocks(feature_map: FeatureMap) -> tuple[Block, ...]:
         raw_block(channels, side, feature_map.raw_frequencies, flip_even=flip_even),
         oriented_block(channels, side, feature_map.oriented_frequencies, flip_even=flip_even),
     )
-    return (*fixed, learned_block(channels, flip_even=flip_even)) if feature_map.learned else fixed
+    return (*fixed, *learned_blocks(feature_map.learned, channels, flip_even=flip_even))
 
 
 def _moved(images: Tensor, offset: tuple[int, int]) -> Tensor:

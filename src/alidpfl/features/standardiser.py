@@ -10,9 +10,12 @@ from torch import Tensor
 from alidpfl.errors import DataError
 from alidpfl.features.maps import FeatureMap
 
-# Of a sample's squared length; they add up to one.
-_BLOCK_WEIGHTS = {"scattering": 0.5, "raw": 0.15, "oriented": 0.35}
-_WITH_LEARNED = {"scattering": 0.4, "raw": 0.1, "oriented": 0.25, "learned": 0.25}
+# Of a sample's squared length, by the number of learned blocks, which share the rest.
+_FIXED_WEIGHTS = (
+    {"scattering": 0.5, "raw": 0.15, "oriented": 0.35},
+    {"scattering": 0.4, "raw": 0.1, "oriented": 0.25},
+    {"scattering": 0.3, "raw": 0.08, "oriented": 0.18},
+)
 _CONSTANT = 0.1  # a last feature that is the same for all: the model's bias, small so that it costs little length
 _RANK = (
     2  # variances are nearly one factor for each path times one for each position: noise of the release averages out
@@ -68,7 +71,7 @@ class Standardiser:
         """(n, size) float32: every block centred and of fixed length, and the constant."""
         blocks = self.feature_map.blocks
         means = dict(zip((block.name for block in blocks), self.mean.split([b.size for b in blocks]), strict=True))
-        weights, parts = _WITH_LEARNED if self.feature_map.learned else _BLOCK_WEIGHTS, []
+        weights, parts = _weights(self.feature_map.learned), []
         for block in blocks:
             centred = features[block.name] - means[block.name]
             if block is blocks[0]:
@@ -76,6 +79,12 @@ class Standardiser:
             parts.append(centred * (math.sqrt(weights[block.name]) / _lengths(centred)))
         count = len(parts[0])
         return torch.cat([*parts, torch.full((count, 1), _CONSTANT)], dim=1)
+
+
+def _weights(learned: tuple[str, ...]) -> dict[str, float]:
+    fixed = _FIXED_WEIGHTS[len(learned)]
+    rest = 1 - sum(fixed.values())
+    return fixed | {name: rest / len(learned) for name in learned}
 
 
 def vector_size(feature_map: FeatureMap) -> int:

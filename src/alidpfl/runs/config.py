@@ -85,8 +85,12 @@ class ModelSection(_Section):
         le=4,
         description="`scatter_linear`: average features over 1, 2 or 4 positions of the image, two pixels apart.",
     )
-    learned: bool = Field(
-        False, description="`scatter_linear`: also features of filters that were learnt on made-up pictures."
+    learned: tuple[Literal["leaves", "garments"], ...] = Field(
+        (),
+        strict=False,  # TOML has lists, not tuples
+        examples=[["leaves"]],
+        description="`scatter_linear`: also features of filters that were learnt on made-up pictures: `leaves` for "
+        "photographs, `garments` for clothes.",
     )
     deviation_clip: float = Field(
         0.05,
