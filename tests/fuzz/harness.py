@@ -49,7 +49,7 @@ def command(*arguments) -> tuple[int, str]:
     if done.exit_code == 2:
         *_, last = done.stderr.splitlines()
         assert last.startswith("alidpfl: "), told
-        check_text(last)
+        check_text(last.removeprefix("alidpfl: "))
         assert "Traceback" not in told
     return done.exit_code, told
 

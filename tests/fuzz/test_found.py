@@ -15,11 +15,13 @@ from alidpfl.data.synthetic import SyntheticSettings
 from alidpfl.errors import AliDpflError, ConfigError, DataError
 from alidpfl.reproduction.results import Results
 from alidpfl.runs import execute, resume
+from alidpfl.runs.config_file import parse_config
 from alidpfl.runs.execute import Outcome
 from alidpfl.store import RunDirectory
 from alidpfl.store.checkpoint import encode_checkpoint, encode_tensors
 from alidpfl.vault.chain import Head
 from alidpfl.vault.folder import RefusalLog
+from alidpfl.vault.policy import make_policy
 from alidpfl.views import RunSnapshot
 from tests.runs.command import alidpfl, config
 
@@ -165,3 +167,28 @@ def test_made_up_data_beyond_all_floats(key):
     assert f"data.{key}" in done.stderr
     with pytest.raises(ConfigError, match=f"{key}=1e\\+300 must be from 0"):
         SyntheticSettings(**{key: 1e300})
+
+
+def test_configurations_that_make_long_errors():
+    many = {f"unknown{number}": 1 for number in range(500)}
+    for values in ({"9" * 100_000: {}}, {"run": many}, {"run": {"device": "x" * 100_000}}):
+        with pytest.raises(ConfigError) as caught:
+            parse_config(values)
+        check_text(str(caught.value))
+    with pytest.raises(ConfigError, match="and 495 more"):
+        parse_config({"run": many})
+
+
+@pytest.mark.parametrize("values", [{"accounting": {"kind": "x" * 100_000}}, {"y" * 100_000: 1}])
+def test_policies_that_make_long_errors(values):
+    with pytest.raises(ConfigError) as caught:
+        make_policy(values, "policy.toml")
+    check_text(str(caught.value))
+
+
+@pytest.mark.parametrize("epsilon", [True, 1e300, -1e300, 10**400])
+def test_an_epsilon_that_is_none(run, epsilon):
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"epsilon": epsilon}))
+    done = alidpfl("show", run)
+    assert done.exit_code in (0, 2), done.stderr

@@ -1,6 +1,6 @@
 """What a setting may be, in the words of TOML: for the reference of all settings and for errors about one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -11,6 +11,7 @@ from alidpfl.inputs.lookup import nearest
 from alidpfl.inputs.quantities import as_bytes, as_seconds
 
 _LONGEST_VALUE = 200  # of a value in an error message
+_MOST_PROBLEMS = 5  # that one error tells of
 _SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 _NAMES = {bool: "true or false", float: "number", int: "whole number", str: "text"}
 _QUANTITIES = {as_seconds: "duration", as_bytes: "size"}
@@ -50,7 +51,7 @@ def refused(problem: Mapping[str, Any], name: str, value: object, field: FieldIn
         listed = ", ".join(f"'{option}'" for option in options)
         meant = nearest(problem["input"], options)
         place = "".join(f".{part}" for part in problem["loc"] if isinstance(part, int))  # in a list
-        return f"{name}{place}={problem['input']!r} must be one of {listed}; did you mean {meant!r}?"
+        return f"{name}{place}={shown(problem['input'])} must be one of {listed}; did you mean {meant!r}?"
     return f"{name}={shown(value)} must be {expected(field)}"
 
 
@@ -86,7 +87,23 @@ def shown(value: object) -> str:
         text = toml(value) if isinstance(value, bool) else repr(value)
     except (ValueError, RecursionError):  # Python prints no number of more than 4,300 digits
         return f"({type(value).__name__})"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """What a file holds may be of any length; a message is not."""
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+def together(problems: Iterable[str]) -> str:
+    """The first few, each once.
+
+    >>> together(["a", "a", "b"]), together(map(str, range(9)))
+    ('a; b', '0; 1; 2; 3; 4; and 4 more')
+    """
+    each = list(dict.fromkeys(problems))
+    left = [f"and {len(each) - _MOST_PROBLEMS} more"] if len(each) > _MOST_PROBLEMS else []
+    return "; ".join([*each[:_MOST_PROBLEMS], *left])
 
 
 def _literals(annotation: Any) -> list[str]:

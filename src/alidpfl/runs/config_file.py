@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.lookup import nearest
-from alidpfl.inputs.wording import example, refused, shown
+from alidpfl.inputs.wording import example, refused, shortened, shown, together
 from alidpfl.runs.config import Config
 
 
@@ -32,7 +32,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(dict.fromkeys(_explained(problem, values) for problem in error.errors()))) from None
+        raise ConfigError(together(_explained(problem, values) for problem in error.errors())) from None
 
 
 def keys() -> dict[str, list[str]]:
@@ -96,7 +96,7 @@ def _value(text: str) -> Any:
 def _explained(problem: Any, values: Mapping[str, Any]) -> str:
     path = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        return f"{'.'.join(path)} is not a setting; did you mean {_nearest_key(path)}?"
+        return f"{shortened('.'.join(path))} is not a setting; did you mean {_nearest_key(path)}?"
     section = Config.model_fields[path[0]].annotation
     if len(path) == 1:
         first, field = next(iter(_fields(section).items()))

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.fields import FieldInfo
 
 from alidpfl.errors import ConfigError
-from alidpfl.inputs.wording import refused, shown
+from alidpfl.inputs.wording import refused, shortened, shown, together
 from alidpfl.store.files import disk_errors
 from alidpfl.store.toml_writer import to_toml
 
@@ -134,8 +134,8 @@ def make_policy(values: dict[str, Any], source: str, called: Callable[[str], str
     try:
         return Policy.model_validate(values)
     except ValidationError as error:
-        problems = dict.fromkeys(_explained(problem, values, called) for problem in error.errors())
-        raise ConfigError(f"{source}: {'; '.join(problems)}") from None
+        problems = together(_explained(problem, values, called) for problem in error.errors())
+        raise ConfigError(f"{source}: {problems}") from None
 
 
 def read_policy(path: Path) -> Policy:
@@ -153,7 +153,7 @@ def _explained(problem: Any, values: dict[str, Any], called: Callable[[str], str
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        return f"{called(key)} is not a setting of a vault; remove it or mend its spelling"
+        return f"{shortened(called(key))} is not a setting of a vault; remove it or mend its spelling"
     if problem["type"] == "missing":
         return f"{called(key)} is missing; add it"
     if problem["type"] == "value_error":  # one of ours, about several settings

@@ -1,6 +1,5 @@
 """One run as a table. A guarantee that does not hold is said in the table itself, with the reasons."""
 
-import math
 from collections.abc import Callable, Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
@@ -54,7 +53,7 @@ def _partition(facts: Mapping[str, Any]) -> Text:
 
 
 def _epsilon(facts: Mapping[str, Any]) -> Text:
-    if not isinstance(facts["epsilon"], int | float):
+    if not isinstance(facts["epsilon"], int | float) or isinstance(facts["epsilon"], bool):
         return Text(UNKNOWN)
     spent = rounded_up(facts["epsilon"])
     budget = facts["epsilon_budget"]
@@ -62,9 +61,12 @@ def _epsilon(facts: Mapping[str, Any]) -> Text:
     return Text(text) if facts["covers_everything"] else Text(f"{text} (!)", style="bold red")
 
 
+_NO_DECIMALS_FROM = 1e12  # and what is not a number
+
+
 def rounded_up(epsilon: float) -> str:
     """Four decimals, and never less than was spent."""
-    if not math.isfinite(epsilon):
+    if not abs(epsilon) < _NO_DECIMALS_FROM:
         return str(epsilon)
     return str(Decimal(str(epsilon)).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
 
