@@ -115,6 +115,8 @@ def killer(mutant: Mutant, known: str | None = None) -> str | None:
         _mutate(mutant, Path(folder))
         for tests in [*([[known]] if known else []), mutant.tests.split()]:
             done = _pytest(Path(folder), tests, "-x")
+            if broken := re.search(r"^E +((?:Name|UnboundLocal|Import|Syntax)Error.*)$", done.stdout, re.MULTILINE):
+                sys.exit(f"mutant {mutant.name!r} is no program that runs ({broken[1]}): mend the mutant")
             # An ERROR is no test that noticed anything.
             if found := re.search(r"^FAILED (.+?)(?: - .*)?$", done.stdout, re.MULTILINE):
                 return found[1]

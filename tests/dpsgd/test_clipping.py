@@ -11,7 +11,9 @@ from torch import nn
 
 from alidpfl.dpsgd import PerSampleClipper, native
 from alidpfl.dpsgd.clipping import SAFETY
-from alidpfl.dpsgd.gradients import Storage, clip_factors
+from alidpfl.dpsgd.filling import filled_size
+from alidpfl.dpsgd.gradients import Bilinear, Storage, clip_factors
+from alidpfl.dpsgd.layers import linear_gradients
 from alidpfl.dpsgd.recording import find_units
 from alidpfl.models import make_model
 
@@ -194,17 +196,28 @@ def test_cancelling_tokens_do_not_slip_through():
     assert plain.norm() > 1e-3, "rounding leaves too little for this test to mean anything"
 
 
-def test_tiny_gradients_times_huge_inputs_do_not_slip_through():
+@pytest.mark.parametrize("outputs", [1, 2, 8])
+def test_tiny_gradients_times_huge_inputs_do_not_slip_through(outputs):
     """Squares that underflow in float32, times inputs that make up for it."""
-    layer = nn.Linear(1, 1, bias=False)
+    inputs, back = torch.full((1, 1), 1e19), torch.full((1, outputs), 2e-23)
+    found = linear_gradients(nn.Linear(1, outputs), ["weight"], inputs, back, Storage.KEEP)["weight"]
+    factors = clip_factors(found.squared_norms.sqrt(), 1e-6).float()
+    assert 0.9e-6 < float(found.weighted_sum(factors, None).double().norm()) <= 1e-6 * (1 + 1e-6)
 
-    def loss(outputs, targets):
-        return 2e-23 * outputs.squeeze(1)
 
-    ours = PerSampleClipper(layer, loss=loss).clipped_sum(
-        torch.full((1, 1), 1e19), torch.zeros(1), clip_norm=1e-6, seed=0
-    )
-    assert 0.9e-6 < norm(ours.gradients) <= 1e-6
+@pytest.mark.parametrize("cancelled", [1e-2, 1e-4, 1e-6])
+def test_positions_that_cancel_in_part_do_not_slip_through(cancelled):
+    """The Gram matrix of such a record has terms that are 1 / cancelled^2 times its norm: single precision is lost."""
+    for seed in range(20):
+        random = torch.Generator().manual_seed(seed)
+        inputs = torch.randn(1, 1, 64, generator=random).expand(1, 2, 64).contiguous()
+        back = torch.randn(1, 1, 64, generator=random)
+        found = linear_gradients(
+            nn.Linear(64, 64), ["weight"], inputs, torch.cat([back, -back * (1 + cancelled)], 1), Storage.KEEP
+        )["weight"]
+        assert isinstance(found, Bilinear), "this is the test of Gram matrices"
+        factors = clip_factors(found.squared_norms.sqrt(), 1e-6).float()
+        assert 0.5e-6 < float(found.weighted_sum(factors, None).double().norm()) <= 1e-6 * (1 + 1e-6)
 
 
 def test_frozen_parameters_get_no_gradient_and_do_not_count():
@@ -359,5 +372,8 @@ def test_gradient_memory_is_bounded_whatever_the_batch():
 
 
 def test_a_fallback_module_shrinks_the_microbatch():
-    clipper = PerSampleClipper(CASES["conv1d"].model(), max_gradient_bytes=600)
-    assert clipper._microbatch_size == 600 // (4 * (6 * 3 * 3 + 6))
+    """But never below what batches are filled up to: see test_filling.py."""
+    of_a_sample = 4 * (6 * 3 * 3 + 6)
+    for samples, at_once in ((2, filled_size(1)), (70, 64), (1000, 128)):
+        clipper = PerSampleClipper(CASES["conv1d"].model(), max_gradient_bytes=samples * of_a_sample)
+        assert clipper._microbatch_size == at_once

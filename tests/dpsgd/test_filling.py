@@ -11,6 +11,8 @@ from alidpfl.dpsgd.filling import even_products, even_width, filled, filled_size
 from alidpfl.dpsgd.recording import Recording
 from alidpfl.models import make_model
 
+from .zoo import Scale
+
 HUGE = 1e3  # weights under which rounding decides the class
 
 
@@ -49,7 +51,7 @@ def own_facts(clipper, inputs, targets, rows):
     return torch.stack([found.norms, found.losses.double()], dim=1)
 
 
-@pytest.mark.parametrize("name", ["softmax", "linear", "mlp", "compact_cnn"])
+@pytest.mark.parametrize("name", ["softmax", "linear", "mlp", "compact_cnn", "cnn"])
 @pytest.mark.parametrize("is_native", [True, False])
 def test_a_sample_does_not_feel_the_others(name, is_native, monkeypatch):
     """Batches of every size up to 20 and some beyond, each without its first sample too: all the others move up."""
@@ -219,6 +221,83 @@ def test_what_fills_a_batch_adds_nothing(monkeypatch):
     found = clipper.clipped_sum(x, y, clip_norm=1.0, seed=0)
     assert found.statistics.num_non_finite == 3
     assert all(bool((g == 0).all()) for g in found.gradients.values())
+
+
+class MeanOverPlaces(nn.Module):
+    """Of an image."""
+
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
+def cancelling_sequences(positions, width):
+    """The last position takes back what the others add up to, but for rounding."""
+    x = made(100, positions, width) * 1e12
+    x[:, -1] = -x[:, :-1].double().sum(1).float()
+    return x
+
+
+def cancelling_images(channels, kernel, side):
+    x = made(100, channels, side * kernel, side * kernel) * 1e12
+    patches = x.view(100, channels, side, kernel, side, kernel)
+    last = patches[:, :, -1, :, -1, :]
+    last.copy_(-(patches.double().sum((2, 4)) - last.double()).float())
+    return x
+
+
+CANCELLING = {
+    **{
+        f"{positions} x {width}-{outputs}": (
+            [nn.Linear(width, outputs), Mean()],
+            cancelling_sequences(positions, width),
+            outputs,
+        )
+        for positions, width, outputs in ((33, 13, 2), (7, 5, 3), (12, 7, 10), (9, 16, 5))
+    },
+    **{
+        f"{side} x {side} of {channels}-{outputs} by {kernel} x {kernel}": (
+            [nn.Conv2d(channels, outputs, kernel, stride=kernel, bias=False), MeanOverPlaces()],
+            cancelling_images(channels, kernel, side),
+            outputs,
+        )
+        for channels, outputs, kernel, side in ((7, 6, 1, 6), (3, 5, 1, 3), (5, 10, 2, 5), (1, 33, 3, 3), (4, 16, 3, 5))
+    },
+}
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("name", list(CANCELLING))
+def test_a_record_whose_terms_cancel_does_not_feel_its_place(name, is_native, monkeypatch):
+    """Its gradient is what rounding leaves: where that goes by the place, all records change if the first one goes."""
+    if not is_native:
+        monkeypatch.setattr(native, "is_available", lambda: False)
+    layers, inputs, outputs = CANCELLING[name]
+    model, targets = nn.Sequential(*layers), torch.arange(100) % outputs
+    clipper = PerSampleClipper(model)
+    clipper.clipped_sum(inputs[:0], targets[:0], clip_norm=1.0, seed=0)  # the trial, at weights that are not zero
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    whole = clipper.clipped_sum(inputs, targets, clip_norm=1.0, seed=0)
+    without = clipper.clipped_sum(inputs[1:], targets[1:], clip_norm=1.0, seed=0)
+    assert torch.equal(whole.statistics.norms[1:], without.statistics.norms)
+    moved = sum(float((whole.gradients[n].double() - g).square().sum()) for n, g in without.gradients.items())
+    assert moved**0.5 <= 1 + 1e-4
+    assert float(whole.statistics.norms.max()) > 1, "nothing was clipped"
+
+
+@pytest.mark.parametrize("settings", [{"microbatch_size": 20}, {"max_gradient_bytes": 80}])
+def test_small_pieces_are_filled_up_too(settings, bits):
+    """A piece of 20 samples, because more are not wanted, or because more gradients of a module would not fit."""
+    model = nn.Sequential(nn.Linear(20, 5), nn.Sigmoid(), Scale(5), nn.Linear(5, 3))
+    clipper = PerSampleClipper(model, **settings)
+    inputs, targets = made(40, 20), torch.arange(40) % 3
+    piece = clipper._microbatch_size
+    assert piece == settings.get("microbatch_size", filled_size(1))
+    whole = bits(clipper, inputs[:piece], targets[:piece])
+    shifted = bits(clipper, inputs[1:piece], targets[1:piece])
+    for name, of_all in whole.items():
+        assert torch.equal(of_all[1:], shifted[name]), name
 
 
 def test_sizes(monkeypatch):

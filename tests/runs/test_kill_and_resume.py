@@ -13,9 +13,11 @@ import time
 import pytest
 
 from alidpfl import RunDirectory
-from alidpfl.runs import load_config
+from alidpfl.errors import DataError
+from alidpfl.runs import execute, load_config, resume
+from alidpfl.runs.execute import Listener
 
-from .command import ADAP, alidpfl, forked, num_rounds, run_arguments
+from .command import ADAP, alidpfl, config, forked, num_rounds, run_arguments
 
 _ROUNDS = 30
 _ALI = {"method.policy": "ali", "privacy.noise_multiplier": 1.5, "privacy.epsilon": 4.0}
@@ -187,3 +189,27 @@ def test_killed_between_the_first_line_and_its_checkpoint(tmp_path, monkeypatch,
     else:  # the lost round stays charged, and its steps are missing at the end
         assert outcome.epsilon == whole.epsilon
         assert outcome.steps < whole.steps
+
+
+@pytest.mark.parametrize(("randomness", "goes_on"), [("secure", False), ("seeded", True)])
+def test_an_older_checkpoint_put_back(tmp_path, randomness, goes_on):
+    """With secure noise its rounds would be released a second time; with a seed they are the same again."""
+    out, kept = tmp_path / "run", []
+
+    def stop_after_four(_record, _seconds):
+        kept.append((out / "checkpoint.safetensors").read_bytes())
+        if len(kept) == 4:
+            raise InterruptedError
+
+    settings, listener = (
+        config(federation__max_rounds=6, run__randomness=randomness),
+        Listener(on_round=stop_after_four),
+    )
+    with pytest.raises(InterruptedError):
+        execute(settings, out, listener=listener)
+    (out / "checkpoint.safetensors").write_bytes(kept[0])
+    if goes_on:
+        assert resume(out).rounds == 6
+    else:
+        with pytest.raises(DataError, match="its checkpoint is older"):
+            resume(out)

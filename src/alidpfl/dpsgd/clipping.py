@@ -138,7 +138,8 @@ class PerSampleClipper:
         self._dtype, self._device = first.dtype, first.device
         self._units = sorted(find_units(model), key=lambda unit: unit.num_params)
         self._max_gradient_bytes = max_gradient_bytes
-        self._microbatch_size = whole_size(min(microbatch_size, self._samples_that_fit()))
+        # Where fewer than a filled batch fit, the memory is taken all the same: no sample must feel its place.
+        self._microbatch_size = whole_size(min(microbatch_size, max(filled_size(1), self._samples_that_fit())))
         self._embeddings = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
         self._has_convolutions = any(isinstance(m, nn.Conv2d) for m in model.modules())
         if self._has_convolutions:
@@ -199,7 +200,7 @@ class PerSampleClipper:
 
     def _microbatch(self, inputs: Tensor, targets: Tensor, clip_norm: float) -> ClippedSum:
         used = len(inputs)
-        size = max(used, min(filled_size(used), self._microbatch_size))
+        size = filled_size(used)
         inputs, targets = filled(inputs, size), filled(targets, size)
         recording = Recording(self._units, self._plan_storage(size), size, self._device)
         with even_products(self._linear_layers):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from alidpfl.dpsgd.filling import even_products_of
 from alidpfl.dpsgd.gradients import SCRATCH_BYTES, Stored, squared_norms
 
 _SHORT_RUN = 16  # below so many floats side by side, copying by kernel rows is slower than by patches
@@ -72,7 +73,7 @@ class KernelRows:
         grads = self._grads[part].mT.contiguous()  # (b, co, L): the product is half as fast on the other layout
         for ky, gradients in enumerate(out):
             first = ky * self._row_step
-            torch.bmm(grads, windows[:, first : first + grads.shape[2]], out=gradients)
+            gradients.copy_(even_products_of(grads, windows[:, first : first + grads.shape[2]]))
         return squared_norms(out.flatten(2)).sum(0)
 
     def _to_parameter(self, total: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ def gradients_by_patches(geometry: Geometry, padded: Tensor, grad_nhwc: Tensor) 
     values = grads.new_empty(batch, groups, geometry.rows, channels_out // groups)
     for part in _chunks(batch, patches[0].numel() * patches.element_size(), SCRATCH_BYTES):
         copied = patches[part].reshape(-1, geometry.rows, out_height * out_width)  # (b G, rows, L)
-        torch.bmm(copied, grads[part].flatten(0, 1), out=values[part].flatten(0, 1))
+        values[part].flatten(0, 1).copy_(even_products_of(copied, grads[part].flatten(0, 1)))
 
     def to_parameter(total: Tensor) -> Tensor:
         return total.view(groups, geometry.rows, -1).mT.reshape(geometry.weight_shape())

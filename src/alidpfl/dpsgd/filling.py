@@ -57,6 +57,21 @@ def even_width(tensor: Tensor) -> Tensor:
     return F.pad(tensor, (0, -width % _FILLED_WIDTH)) if width % _EVEN else tensor
 
 
+def even_products_of(left: Tensor, right: Tensor) -> Tensor:
+    """(B, m, k) times (B, k, n), one product a sample, by matrices whose rows all begin at equal boundaries.
+
+    A product rounds by where its matrices begin. Of a record whose terms cancel, rounding is all that is left, and what
+    it gives must not depend on its place.
+
+    >>> even_products_of(torch.ones(2, 3, 5), torch.ones(2, 5, 7)).shape
+    torch.Size([2, 3, 7])
+    """
+    rows, inner, columns = left.shape[1], left.shape[2], right.shape[2]
+    left = F.pad(left, (0, -inner % _FILLED_WIDTH))
+    right = F.pad(right, (0, -columns % _FILLED_WIDTH, 0, -inner % _FILLED_WIDTH))
+    return torch.bmm(left.contiguous(), right.contiguous())[:, :rows, :columns]
+
+
 def linear_layers(model: nn.Module) -> list[nn.Linear]:
     """The layers that compute as nn.Linear does, trained or not; such as have a way of their own are left alone."""
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]

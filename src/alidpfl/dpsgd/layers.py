@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.conv import conv2d_gradients
+from alidpfl.dpsgd.filling import even_products_of
 from alidpfl.dpsgd.gradients import (
     Bilinear,
     Deferred,
@@ -81,7 +82,7 @@ def _sequence_weight(inputs: Tensor, grad_output: Tensor, storage: Storage) -> S
 
 
 def _write_sequence_weight(inputs: Tensor, grad_output: Tensor) -> Stored:
-    return stored(torch.bmm(grad_output.mT, inputs))  # (B, p, d)
+    return stored(even_products_of(grad_output.mT, inputs))  # (B, p, d)
 
 
 def _gram_norms(products: Tensor, lengths: Tensor, grad_output: Tensor, width: int) -> Tensor:
