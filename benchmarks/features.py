@@ -40,8 +40,11 @@ DATA_SETS = (
 
 
 def _all_blocks(shape: tuple[int, int, int]) -> Callable[[Tensor], Any]:
-    feature_map = FeatureMap(image_shape=shape, scattering_frequencies=6)
-    return feature_map.compute
+    """As the recipes for MNIST and CIFAR-10 take them."""
+    is_photograph = shape[0] > 1
+    learned = ("leaves",) if is_photograph else ()
+    more = {"learned": learned, "sets_upright": not is_photograph}
+    return FeatureMap(image_shape=shape, scattering_frequencies=6, **more).compute
 
 
 def _scattering(shape: tuple[int, int, int]) -> Callable[[Tensor], Any]:
