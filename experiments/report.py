@@ -74,7 +74,16 @@ def tables() -> str:
         if shown := _run_so_far(grid, found):
             parts.append(shown)
         known |= found
-    return "\n".join([*parts, adaptivity.section(every, known)])
+    if not known:
+        parts.append("No cell of them has been run yet: the search for η comes first.\n")
+    return "\n".join([*parts, _search(), adaptivity.section(every, known)])
+
+
+def _search() -> str:
+    grid = grids.load_grid(grids.SEARCH)
+    found = {result.key: result for result in read_results(ROOT / f"results/{grid.name}.jsonl")}
+    done, every = sum(cell.key in found for cell in grids.cells(grid)), len(list(grids.cells(grid)))
+    return f"{_run_so_far(grid, found)}\nThe search has {done} of its {every} cells.\n"
 
 
 def _run_so_far(grid: grids.Grid, known: dict[str, Result]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -99,6 +100,7 @@ def federate(
     >>> len(steps), str(federation.stop_reason)
     (3, 'max_rounds')
     """
+    _check_kinds(model, privacy)
     clients = _listed(clients)
     if isinstance(method, str):
         method = make_method(method, clip_norm=clip_norm, noise_multiplier=privacy.noise_multiplier)
@@ -130,13 +132,23 @@ def federate(
     return federation
 
 
+def _check_kinds(model: object, privacy: object) -> None:
+    if not isinstance(privacy, Privacy):
+        raise ConfigError(f"privacy is a {type(privacy).__name__}: pass alidpfl.Privacy(epsilon=2, delta=1e-5, ...)")
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model={model!r} is no torch.nn.Module; a class must be called first: nn.Linear(20, 2)")
+
+
 def _listed(clients: Iterable[Client]) -> list[Client]:
     """Clients have numbers, not names: accounts, records and errors call them by their place in the list."""
     if isinstance(clients, Mapping):
         raise ConfigError(
             f"clients is a {type(clients).__name__}, and clients go by number: pass list(clients.values())"
         )
-    return list(clients)
+    listed = list(clients)
+    if listed and isinstance(listed[0], Tensor | np.ndarray):
+        raise ConfigError("clients is one pair of inputs and classes: pass a list, [(inputs, classes), ...]")
+    return listed
 
 
 def _settings(

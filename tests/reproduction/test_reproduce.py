@@ -261,3 +261,22 @@ def test_a_grid_of_ones_own_claims_no_search_and_no_paper(ran):
     caption = make_table(grid, cells(grid), results.all()).caption
     assert "held-out" not in caption
     assert "arXiv" not in caption
+
+
+def test_data_that_are_missing_are_told_once_before_the_first_cell(tmp_path, monkeypatch):
+    from alidpfl.cli import app
+
+    monkeypatch.setenv("ALIDPFL_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = CliRunner().invoke(app, ["reproduce", "small", "--datasets", "mnist", "--store", str(tmp_path / "store")])
+    assert done.exit_code == 2
+    assert done.stderr.count("mnist is not in") == 1
+    assert not (tmp_path / "store/runs").exists()
+
+
+def test_the_search_is_told_apart_from_the_tables(tmp_path):
+    store = Results(tmp_path / "results.sqlite")
+    searched, tabled = (make_table(grid := load_grid(name), cells(grid), store.all()) for name in ("tuning", "small"))
+    assert "training data that no client holds" in searched.caption
+    assert "Test accuracy" not in searched.caption
+    assert "Test accuracy" in tabled.caption

@@ -42,6 +42,16 @@ def test_every_command_has_an_example_of_itself(path):
     assert f"alidpfl {' '.join(path)}" in (ALL[path].help or "").partition("Example: ")[2]
 
 
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_argument_is_explained(path):
+    """As people see it: with some versions of typer and click the text of arguments is lost."""
+    for parameter in ALL[path].params:
+        if parameter.param_type_name == "argument":
+            assert parameter.help, parameter.name
+            told = " ".join(alidpfl(*path, "--help").stdout.replace("│", " ").split())
+            assert " ".join(parameter.help.split())[:20] in told
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_can_complete_commands(shell):
     asked = {"_ALIDPFL_COMPLETE": f"complete_{shell}", "COMP_WORDS": "alidpfl re", "COMP_CWORD": "1"}

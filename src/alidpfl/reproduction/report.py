@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from alidpfl.reproduction.grid import MOST_SEEDS, Cell, Grid, cells
+from alidpfl.reproduction.grid import MOST_SEEDS, SEARCH, Cell, Grid, cells
 from alidpfl.reproduction.results import Result, Results
 from alidpfl.reproduction.tables import Table, make_table, rows_by_dataset, shown
 from alidpfl.views.report_page import ResultChart, ResultTable
@@ -20,6 +20,8 @@ def grid_report(grid: Grid, results: Results) -> tuple[list[ResultTable], list[R
         return [], []
     datasets = {cell.dataset for cell in listed}
     table = make_table(grid, (cell for cell in every if cell.dataset in datasets), known)
+    if grid.name == SEARCH:  # how the settings were chosen: no figure of the paper's
+        return list(_tables(table)), []
     tables = [*_tables(table), *_best_fixed(table)]
     return tables, [*_fixed_charts(table), *_sequence_charts(grid, listed, known)]
 
@@ -86,5 +88,5 @@ def _sequence_charts(grid: Grid, listed: Sequence[Cell], known: Mapping[str, Res
 
 
 def _chart(name: str, title: str, chart: dict[str, Any], series: list[dict[str, Any]]) -> ResultChart:
-    caption = "From the runs themselves; see the tables for how many."
+    caption = "Drawn from the runs of the tables above, which tell how many seeds there are."
     return ResultChart(name=name, title=title, caption=caption, chart={**chart, "series": series})

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from alidpfl._version import __version__
+from alidpfl.data.directories import find
+from alidpfl.data.sources import SOURCES
 from alidpfl.errors import ConfigError
 from alidpfl.reproduction.grid import Cell
 from alidpfl.reproduction.results import Result, Results
@@ -62,6 +64,7 @@ def reproduce(
     if jobs < 1:
         raise ConfigError(f"jobs={jobs} must be at least 1")
     pending = _pending(cells, results)
+    _check_data(pending)
     tally = Tally(total=len({cell.key for cell in cells}), stored=len({cell.key for cell in cells}) - len(pending))
     started = time.monotonic()
     with rounds_folder(work) as rounds, _Jobs(work, rounds, processes=max(1, _cores() // jobs)) as running:
@@ -90,6 +93,12 @@ def run_cell(settings: Sequence[str], directory: Path, rounds: Path) -> Outcome:
     if (directory / "config.toml").exists():
         return resume(directory, preparation=preparation)
     return execute(config, directory, preparation=preparation)
+
+
+def _check_data(pending: Sequence[Cell]) -> None:
+    """Once, before the first of many cells fails for want of them."""
+    for dataset in sorted({cell.dataset for cell in pending} & SOURCES.keys()):
+        find(SOURCES[dataset])
 
 
 def _pending(cells: Sequence[Cell], results: Results) -> list[Cell]:

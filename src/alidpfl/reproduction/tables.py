@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from alidpfl.reproduction.grid import NAMES, Cell, Grid
+from alidpfl.reproduction.grid import NAMES, SEARCH, Cell, Grid
 from alidpfl.reproduction.published import citation, published
 from alidpfl.reproduction.results import Result
 
@@ -60,11 +60,14 @@ class Table:
         if self.grid.name not in NAMES:  # nobody knows how these settings were chosen, and no paper has them
             set_by_hand = f" Set in [tuned]: {tuned}." if tuned else ""
             return f"Test accuracy in % of the last round: mean ± sd over n seeds.{set_by_hand} * {_UNCOVERED}."
+        if self.grid.name == SEARCH:
+            what = "Accuracy in % of the last round, on training data that no client holds"
+            return f"{self.grid.title}. {what}. * {_UNCOVERED}."
+        chosen = f"Chosen on a held-out part of the training set, by the same search for every method: {tuned}."
         return (
             f"{self.grid.title}. Test accuracy in % of the last round: ours, mean ± sd over n seeds, the paper's "
-            f"({citation()}) and the difference. Chosen on a held-out part of the training set, by the same search for "
-            f"every method: {tuned or 'nothing'}. "
-            f"* {_UNCOVERED}."
+            f"({citation()}) and the difference; - where neither has one. "
+            f"{chosen if tuned else 'C and η have not been searched for yet: these are the defaults.'} * {_UNCOVERED}."
         )
 
 
