@@ -10,7 +10,8 @@ import stored
 
 from alidpfl.runs import load_config
 
-PAPER = {"mnist": 97.58}  # ALI-DPFL at epsilon = 2, R_s = R_c/2, Dir(0.05): Table I
+# ALI-DPFL at epsilon = 2, R_s = R_c/2, Dir(0.05): Table I
+PAPER = {"mnist": 97.58, "fashion_mnist": 83.44, "cifar10": 51.92}
 
 
 def main(config_file: str, results_file: str, *seeds: str) -> None:
