@@ -42,7 +42,7 @@ BEYOND = """## Beyond the paper: the same privacy, the same rounds
 that touches data: both releases of statistics, which also take two of the rounds, and every step. The settings were
 chosen on 5,000 held-out training samples at seeds 100 to 102; here are other seeds, on the test set, each once. The
 paper's own figure has no ε: clients send un-noised signals. Its 317 steps alone cost {paper_epsilon:.2f} by `pld`.
-"Our reproduction" is the paper's network and accountant (ε = 2 by it), `ratio` and late decay, as in experiments/mnist.toml;
+"Our reproduction" is the paper's network and accountant (ε = 2 by it), `ratio` and late decay (experiments/mnist.toml);
 the other two data sets take MNIST's C and η, unsearched. The paper's figure was not reached anywhere.
 """
 
