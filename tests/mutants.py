@@ -65,6 +65,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/dpsgd/test_filling.py",
     ),
     Mutant(
+        "a convolution's gradient by kernel rows rounds by its place",
+        "src/alidpfl/dpsgd/conv_torch.py",
+        "gradients.copy_(even_products_of(grads, windows[:, first : first + grads.shape[2]]))",
+        "torch.bmm(grads, windows[:, first : first + grads.shape[2]], out=gradients)",
+        "tests/dpsgd/test_filling.py",
+    ),
+    Mutant(
         "small pieces of a batch are not filled up",
         "src/alidpfl/dpsgd/clipping.py",
         "size = filled_size(used)",

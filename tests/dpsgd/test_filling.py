@@ -260,7 +260,10 @@ CANCELLING = {
             cancelling_images(channels, kernel, side),
             outputs,
         )
-        for channels, outputs, kernel, side in ((7, 6, 1, 6), (3, 5, 1, 3), (5, 10, 2, 5), (1, 33, 3, 3), (4, 16, 3, 5))
+        for channels, outputs, kernel, side in (
+            *((7, 6, 1, 6), (3, 5, 1, 3), (5, 10, 2, 5), (1, 33, 3, 3), (4, 16, 3, 5)),
+            *((7, 5, 3, 3), (17, 3, 1, 3), (19, 6, 1, 6), (9, 10, 2, 5)),  # long enough for kernel rows
+        )
     },
 }
 

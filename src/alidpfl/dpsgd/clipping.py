@@ -116,8 +116,10 @@ class PerSampleClipper:
         Args:
             model: any module; parameters with `requires_grad=False` are frozen.
             loss: gives one value a sample, from that sample alone: no class balancing over the batch, no pairs.
-            microbatch_size: samples that go through the model at once; bounds the memory of activations.
+            microbatch_size: samples that go through the model at once; bounds the memory of activations. Smaller ones
+                than `filled_size(1)` are filled up to it.
             max_gradient_bytes: most memory for written-out per-sample gradients; what does not fit is computed twice.
+                Modules without a rule write out those of `filled_size(1)` samples in any case.
         """
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
