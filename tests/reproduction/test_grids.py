@@ -135,7 +135,9 @@ def test_the_search_never_sees_the_test_set_nor_a_seed_of_the_tables():
 def test_the_search_is_the_same_for_every_method_of_every_table():
     search = load_grid(SEARCH)
     for name in TABLES:
-        assert [method.name for method in load_grid(name).methods] == [method.name for method in search.methods]
+        rows = [method.name for method in search.methods if method.variant_of is None]
+        assert [method.name for method in load_grid(name).methods] == rows
+        assert {method.variant_of for method in search.methods} - {None} <= set(rows)
         assert set(load_grid(name).datasets) <= set(search.datasets)
 
 
@@ -160,3 +162,20 @@ def test_the_best_is_chosen_only_where_all_were_tried(tmp_path):
     (one,) = chosen(search, results)["mnist"].items()
     best = max(tried[:-1], key=lambda cell: (cell.method == "ours:ratio", results.get(cell.key).accuracy))
     assert one == ("ours:ratio", {key: dict(best.settings)[key] for key in search.columns[0].settings})
+
+
+def test_a_row_of_other_settings_of_a_method_competes_with_it(tmp_path):
+    search = load_grid(SEARCH)
+    results = Results(tmp_path / "results.sqlite")
+    rows = [method for method in search.methods if "adap_dpfl" in (method.name, method.variant_of)]
+    tried = list(cells(search, datasets=["mnist"], methods=[method.name for method in rows]))
+    for number, cell in enumerate(tried[:-1]):
+        results.add(made_result(cell, accuracy=90.0 - abs(number - 4)))
+    assert "mnist" not in chosen(search, results)
+    results.add(made_result(tried[-1], accuracy=10.0))
+    best = tried[4]
+    (own,) = [method.own for method in rows if method.name == best.method]
+    assert own
+    for key, value in chosen(search, results)["mnist"]["adap_dpfl"].items():
+        assert dict(best.settings)[key] == value
+    assert own.items() <= chosen(search, results)["mnist"]["adap_dpfl"].items()

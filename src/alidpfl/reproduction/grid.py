@@ -51,6 +51,10 @@ class Method(_Part):
     settings: Settings
     accountants: tuple[str, ...] | None = None
     """None for those of the grid."""
+    variant_of: str | None = None
+    """In a search: the row that this one competes with, for the settings of one method."""
+    own: Settings = Field(default_factory=dict)
+    """In a search: settings that only this method has. The tables take them from the row that was best."""
 
 
 class Grid(_Part):
@@ -158,6 +162,7 @@ def _cell(grid: Grid, column: Column, method: Method, *, dataset: str, accountan
         **column.settings,
         **grid.tuned.get(dataset, {}).get(method.name, {}),
         **method.settings,
+        **method.own,
         "data.name": dataset,
         "privacy.accountant": accountant,
         "run.seed": seed,

@@ -5,20 +5,22 @@ from alidpfl.reproduction.results import Results
 
 
 def chosen(grid: Grid, results: Results) -> dict[str, dict[str, Settings]]:
-    """By data set and method the column that was best; only where every column has a result, so that none was favoured.
+    """By data set and method the settings that were best; only where all were tried, so that none was favoured.
 
-    At a tie the first column wins.
+    All are the columns of the method's row and of its variants' rows. At a tie the first wins.
     """
     known = results.all()
-    accuracies: dict[tuple[str, str], dict[str, float | None]] = {}
-    for cell in cells(grid):
-        result = known.get(cell.key)
-        row = accuracies.setdefault((cell.dataset, cell.method), {})
-        row[cell.column] = None if result is None else result.accuracy
     columns = {column.name: column.settings for column in grid.columns}
+    rows = {method.name: method for method in grid.methods}
+    tried: dict[tuple[str, str], list[tuple[float | None, Settings]]] = {}
+    for cell in cells(grid):
+        result, row = known.get(cell.key), rows[cell.method]
+        accuracy = None if result is None else result.accuracy
+        settings = columns[cell.column] | row.own
+        tried.setdefault((cell.dataset, row.variant_of or row.name), []).append((accuracy, settings))
     found: dict[str, dict[str, Settings]] = {}
-    for (dataset, method), row in accuracies.items():
-        complete = {column: accuracy for column, accuracy in row.items() if accuracy is not None}
-        if len(complete) == len(columns):
-            found.setdefault(dataset, {})[method] = columns[max(complete, key=complete.__getitem__)]
+    for (dataset, method), points in tried.items():
+        complete = [(accuracy, settings) for accuracy, settings in points if accuracy is not None]
+        if len(complete) == len(points):
+            found.setdefault(dataset, {})[method] = max(complete, key=lambda point: point[0])[1]
     return found
