@@ -220,6 +220,21 @@ def test_positions_that_cancel_in_part_do_not_slip_through(cancelled):
         assert 0.5e-6 < float(found.weighted_sum(factors, None).double().norm()) <= 1e-6 * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("positions", [20, 30, 40, 50])
+def test_positions_that_are_rounded_up_one_after_the_other_do_not_slip_through(positions):
+    """One, many of a little more than half a unit in its last place, and what takes them all back.
+
+    In single precision each of the many would count as a whole unit, and the sum come out at twice the clip norm.
+    """
+    little = 0.6 * 2.0**-23
+    steps = torch.tensor([1.0, *[little] * (positions - 2), -1 - little * (positions - 2)])
+    inputs, back = torch.ones(1, positions, 256), steps[None, :, None].expand(1, positions, 256).contiguous()
+    found = linear_gradients(nn.Linear(256, 256), ["weight"], inputs, back, Storage.KEEP)["weight"]
+    assert isinstance(found, Bilinear), "this is the test of Gram matrices"
+    factors = clip_factors(found.squared_norms.sqrt(), 1e-6).float()
+    assert float(found.weighted_sum(factors, None).double().norm()) <= 1e-6 * (1 + 1e-6)
+
+
 def test_frozen_parameters_get_no_gradient_and_do_not_count():
     model, (x, y) = CASES["resnet"].model(), CASES["resnet"].batch(5)
     for name, parameter in model.named_parameters():

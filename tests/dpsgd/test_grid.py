@@ -49,6 +49,13 @@ def test_whatever_a_record_holds_its_part_is_whole_and_strictly_bounded(values, 
     assert sum(value**2 for value in whole) * Fraction(sigma) ** 2 <= DEVIATION**2
 
 
+@given(sigma=st.floats(0.01, 900.0))
+def test_the_bound_is_the_largest_whole_number_that_the_noise_covers(sigma):
+    """One more and σ would be less than what is charged."""
+    largest = Grid(clip_norm=1.0, noise_multiplier=sigma).largest_square
+    assert largest * Fraction(sigma) ** 2 <= DEVIATION**2 < (largest + 1) * Fraction(sigma) ** 2
+
+
 def test_a_part_is_the_clipped_vector_to_half_a_step():
     grid = Grid(clip_norm=1.0, noise_multiplier=1.0)
     short, long = 0.3 * torch.nn.functional.normalize(made(500), dim=0), 50 * made(500, seed=1)

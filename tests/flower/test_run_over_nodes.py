@@ -149,11 +149,16 @@ def test_garbage_is_no_answer(tmp_path):
     assert any("malformed" in line for line in link.told)
 
 
-def test_signals_that_nobody_asked_for_are_not_looked_at(tmp_path, simulated):
+def test_signals_that_nobody_asked_for_are_not_looked_at(tmp_path, simulated, monkeypatch):
+    honest, updates = VaultEngine.train, []
+    monkeypatch.setattr(VaultEngine, "train", lambda *asked: updates.extend(found := honest(*asked)) or found)
     raw = RawSignals(curvature=1e9, loss_before=1e9, loss_after=0.0)
     link = fake_link(hooks={node: forged({"raw": raw, "gradient_norm": 1e9}) for node in NODE_IDS})
     run_over_nodes(link, run_config(tmp_path / "out"))
     assert same(weights_of(tmp_path / "out"), weights_of(simulated))
+    assert len(updates) == CLIENTS * 4
+    assert {(update.raw, update.gradient_norm) for update in updates} == {(None, None)}
+    assert all(update.secants is not None for update in updates), "what was asked for is there"
 
 
 def refusing(code, from_round=0):
