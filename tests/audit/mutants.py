@@ -2,7 +2,8 @@
 
 BOUNDS_TESTS = "tests/audit/test_bounds.py"
 STEP_TESTS, RUN_TESTS = "tests/audit/test_one_step.py", "tests/audit/test_one_run.py"
-BOUNDS, STEP, RUN = (f"src/alidpfl/audit/{name}.py" for name in ("bounds", "one_step", "one_run"))
+NOISE_TESTS = "tests/audit/test_noise.py"
+BOUNDS, STEP, RUN, NOISE = (f"src/alidpfl/audit/{name}.py" for name in ("bounds", "one_step", "one_run", "noise"))
 REAL_STEP = f"{STEP_TESTS}::test_the_real_step_is_not_refuted_and_the_canary_is_strong"
 
 AUDIT_MUTANTS = (
@@ -54,6 +55,34 @@ AUDIT_MUTANTS = (
         "draws, confidence) / arms.copies",
         "draws, confidence)",
         REAL_STEP,
+    ),
+    (
+        "audit: the noise has no part in the verdict",
+        STEP,
+        "self.lower_bound > self.claimed or self.noise.problem is not None",
+        "self.lower_bound > self.claimed",
+        NOISE_TESTS,
+    ),
+    (
+        "audit: every weight has the whole error to itself",
+        NOISE,
+        "error / max(1, read)",
+        "error",
+        NOISE_TESTS,
+    ),
+    (
+        "audit: as much likeness is allowed for many products as for one",
+        NOISE,
+        "terms = min(self._draws, _COMPARED) * torch.arange(size - 1, 0, -1, dtype=torch.float64)",
+        "terms = torch.ones(size - 1, dtype=torch.float64)",
+        NOISE_TESTS,
+    ),
+    (
+        "audit: coarse weights are read all the same",
+        NOISE,
+        "self._is_read = coarse <= _READABLE * scale",
+        "self._is_read = coarse >= 0",
+        NOISE_TESTS,
     ),
     (
         "audit: the best attempt is picked for nothing",

@@ -44,17 +44,24 @@ class Arms:
     """Of the arms' un-noised values, in the same units."""
     copies: int
     """Canaries that come and go together: what is 1/σ for one record is `copies`/σ for them (group privacy)."""
+    unnoised: Tensor = field(repr=False)
+    """(num_params,) by how much the weights would move without the canary and without noise."""
+    noise_scale: float
+    """σC (or 2σS): the noise on every weight."""
 
     @property
     def strength(self) -> float:
         """What one canary contributes, of the most that the claim allows: C, or 2S for a noised update."""
         return self.distance / self.copies
 
-    def observe(self, is_in: bool, number: int, random: RandomStream) -> float:
-        """Train for real, and read what was released; `number` says whose turn it is."""
+    def released(self, is_in: bool, number: int, random: RandomStream) -> Tensor:
+        """(num_params,) train for real: by how much the weights moved; `number` says which plan's turn it is."""
         plan = self.plans[number % len(self.plans)]
-        update = self.trainer.train(self.params, self.data[is_in], plan, random)
-        return float(torch.dot(update.params - self.params, self.reader))
+        return self.trainer.train(self.params, self.data[is_in], plan, random).params - self.params
+
+    def read(self, change: Tensor) -> float:
+        """What was released, along the line."""
+        return float(torch.dot(change, self.reader))
 
 
 def make_arms(subject: Subject, random: RandomStream) -> Arms:
@@ -91,6 +98,8 @@ def _arms_of_step(subject: Subject, gradients: CanaryGradients, random: RandomSt
         threshold=distance / clip_norm / 2,
         distance=distance / clip_norm,
         copies=copies,
+        unnoised=torch.zeros_like(params),
+        noise_scale=sigma * clip_norm,
     )
 
 
@@ -126,6 +135,8 @@ def _arms_of_update(subject: Subject, gradients: CanaryGradients, random: Random
         threshold=float(torch.dot(without + with_canary, reader)) / 2,
         distance=float(shift.norm()) / (2 * limit),
         copies=1,
+        unnoised=without,
+        noise_scale=2 * subject.noise_multiplier * limit,
     )
 
 

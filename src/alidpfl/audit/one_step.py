@@ -3,7 +3,8 @@
 One Gaussian step is μ-GDP with μ = 1/σ, so how often a threshold errs bounds μ from below (Dong, Roth & Su 2022;
 Nasr et al. 2023, "Tight auditing of differentially private machine learning"). Errors near a half say little about a
 large σ: the canary therefore comes in copies, and what they show of the group is divided by their number. Every other
-step is the second one of its round: noise that only first steps have would show.
+step is the second one of its round: noise that only first steps have would show. What the line of the canary does not
+touch is looked at by itself, see noise.py.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from scipy.special import ndtri
 
 from alidpfl.audit.arms import Arms, make_arms
 from alidpfl.audit.bounds import caught_ratio, gaussian_parameter_bound
+from alidpfl.audit.noise import NoiseAudit, NoiseMeter
 from alidpfl.audit.subject import Subject, stream
 from alidpfl.inputs import checks
 from alidpfl.inputs.checks import whole
@@ -50,6 +52,8 @@ class StepAudit:
     """ε of the run, the claim."""
     epsilon_lower_bound: float
     """ε of the run, were its steps as private as `lower_bound` says and no more."""
+    noise: NoiseAudit
+    """Coordinate by coordinate."""
     without: tuple[float, ...] = field(repr=False)
     """What was observed without the canary, in units of its arm's claimed sensitivity."""
     with_canary: tuple[float, ...] = field(repr=False)
@@ -62,8 +66,8 @@ class StepAudit:
 
     @property
     def is_refuted(self) -> bool:
-        """True if a step shows more than its σ allows."""
-        return self.lower_bound > self.claimed
+        """True if a step shows more than its σ allows, or its noise is not what is claimed."""
+        return self.lower_bound > self.claimed or self.noise.problem is not None
 
 
 def check_draws(draws: int | None) -> None:
@@ -94,7 +98,7 @@ def audit_step(
     Args:
         subject: what is audited.
         draws: real steps in each arm; None for as many as the model's size allows.
-        confidence: probability that the bound holds.
+        confidence: probability that the bound holds, and that honest noise is not refuted.
         seed: to repeat an audit; None for noise from the operating system's entropy.
         on_progress: told of the share that is done.
     """
@@ -102,7 +106,8 @@ def audit_step(
     check_draws(draws)
     arms = make_arms(subject, stream(seed, _CANARY))
     draws = draws or default_draws(len(arms.params))
-    without, with_canary = _observed(arms, draws, seed, on_progress or (lambda _what, _share: None))
+    meter = NoiseMeter(arms.params, arms.unnoised, arms.noise_scale)
+    without, with_canary = _observed(arms, meter, draws, seed, on_progress or (lambda _what, _share: None))
     false_positives = sum(value > arms.threshold for value in without)
     false_negatives = sum(not value > arms.threshold for value in with_canary)
     bound = gaussian_parameter_bound(false_positives, false_negatives, draws, confidence) / arms.copies
@@ -122,6 +127,7 @@ def audit_step(
         ),
         claimed_epsilon=subject.budget.epsilon,
         epsilon_lower_bound=subject.epsilon_at(1 / bound) if bound > 0 else 0.0,
+        noise=meter.audit(confidence),
         without=without,
         with_canary=with_canary,
         threshold=arms.threshold,
@@ -134,14 +140,17 @@ def check_confidence(confidence: float) -> None:
 
 
 def _observed(
-    arms: Arms, draws: int, seed: int | None, tell: OnProgress
+    arms: Arms, meter: NoiseMeter, draws: int, seed: int | None, tell: OnProgress
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """In turns, so that whatever changes in the course of time changes in both arms."""
     random = stream(seed, _DRAWS)
     observed: dict[bool, list[float]] = {False: [], True: []}
     for number in range(draws):
         for is_in, values in observed.items():
-            values.append(arms.observe(is_in, number, random))
+            change = arms.released(is_in, number, random)
+            values.append(arms.read(change))
+            if not is_in:
+                meter.add(change)
         if number % _TELL_EVERY == 0:
             tell("one step", number / draws)
     return tuple(observed[False]), tuple(observed[True])

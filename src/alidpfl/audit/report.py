@@ -34,8 +34,9 @@ class Audit:
 
     @property
     def confidence(self) -> float:
-        """Probability that neither bound is too high."""
-        return 1 - sum(1 - part.confidence for part in (self.step, self.run) if part is not None)
+        """Probability that an honest engine is not refuted, and that neither bound is too high."""
+        parts = (self.step, self.step and self.step.noise, self.run)
+        return 1 - sum(1 - part.confidence for part in parts if part is not None)
 
     @property
     def is_refuted(self) -> bool:
@@ -58,6 +59,7 @@ class Audit:
 def _step_json(step: StepAudit) -> dict[str, Any]:
     values = asdict(step)
     seen = _histogram(values.pop("without"), values.pop("with_canary"))
+    values["noise"]["problem"] = step.noise.problem
     return {"refuted": step.is_refuted, "claimed": step.claimed, **values, "histogram": seen}
 
 

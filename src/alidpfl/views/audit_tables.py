@@ -37,8 +37,16 @@ def _step_table(step: dict[str, Any]) -> Table:
         "errors": f"{step['false_positives']} false alarms, {step['false_negatives']} misses in "
         f"{step['draws']} steps each",
         "catches": "no σ, however small: raise --draws" if caught is None else f"σ too small by a factor {caught:.3g}",
+        "noise": _noise(step["noise"]),
     }
     return _table("One step, with the canary and without", rows)
+
+
+def _noise(noise: dict[str, Any]) -> str:
+    if noise["problem"]:
+        return str(noise["problem"])
+    unread = f"; {noise['unread']} weights are too coarse for theirs to be read" if noise["unread"] else ""
+    return f"at least {noise['least']:.3f} σC a weight; below {noise['refuted_below']:.3f} is refuted{unread}"
 
 
 def _run_table(run: dict[str, Any]) -> Table:
@@ -59,7 +67,7 @@ def _verdict(audit: dict[str, Any]) -> list[Text]:
         lines.append(Text("The canary is weak here: it passes more easily than a worse record would.", style="yellow"))
     claim = f"ε = {audit['claimed_epsilon']:g} at δ = {audit['delta']:g}"
     if audit["refuted"]:
-        lines.append(Text(f"REFUTED: the training shows more of a record than {claim} allows", style="bold red"))
+        lines.append(Text(f"REFUTED: {_why(audit['one_step'])} than {claim} allows", style="bold red"))
     else:
         lines.append(
             Text(
@@ -68,3 +76,9 @@ def _verdict(audit: dict[str, Any]) -> list[Text]:
             )
         )
     return lines
+
+
+def _why(step: dict[str, Any] | None) -> str:
+    if step is not None and step["noise"]["problem"] and step["lower_bound"] <= step["claimed"]:
+        return f"{step['noise']['problem']}, less"
+    return "the training shows more of a record"
