@@ -9,7 +9,7 @@ from alidpfl.errors import AliDpflError, ConfigError
 
 if TYPE_CHECKING:
     from alidpfl.views import RunSnapshot
-    from alidpfl.views.report_page import ResultChart, ResultTable, Split
+    from alidpfl.views.report_page import Split
 
 _LARGEST = 6_000_000
 
@@ -22,18 +22,13 @@ def report(
 
     Example: alidpfl report runs/first runs/second -o report.html
     """
+    from alidpfl.reproduction.report import results_report
     from alidpfl.store.files import write_atomically
     from alidpfl.views.report_page import report_page
 
     runs = [_run(path) for path in paths if _is_run(path)]
-    tables: list[ResultTable] = []
-    charts: list[ResultChart] = []
-    for path in paths:
-        if not _is_run(path):
-            found = _results(path)
-            tables += found[0]
-            charts += found[1]
-    content = report_page(runs, _splits(runs), tables, charts).encode()
+    results = [results_report(path) for path in paths if not _is_run(path)]
+    content = report_page(runs, _splits(runs), results).encode()
     if len(content) > _LARGEST:
         raise ConfigError(f"the page would have {len(content) / 1e6:.1f} MB; give fewer runs at a time")
     write_atomically(out, content)
@@ -48,25 +43,6 @@ def _run(path: Path) -> "RunSnapshot":
     from alidpfl.views import RunSnapshot
 
     return RunSnapshot.load(path)
-
-
-def _results(path: Path) -> "tuple[list[ResultTable], list[ResultChart]]":
-    from alidpfl.reproduction.grid import NAMES, load_grid
-    from alidpfl.reproduction.report import grid_report
-    from alidpfl.reproduction.results import Results
-
-    present = [name for name in NAMES if (path / f"{name}.jsonl").is_file()]
-    if not present and not (path / "results.sqlite").is_file():
-        raise ConfigError(f"{path} is neither a run nor a folder of results; give a folder with config.toml or *.jsonl")
-    results = Results(path / "results.sqlite")
-    tables: list[ResultTable] = []
-    charts: list[ResultChart] = []
-    for name in NAMES:
-        results.read_lines(path / f"{name}.jsonl")
-        found = grid_report(load_grid(name), results)
-        tables += found[0]
-        charts += found[1]
-    return tables, charts
 
 
 def _splits(runs: "list[RunSnapshot]") -> "list[Split]":

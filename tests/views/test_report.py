@@ -42,6 +42,9 @@ def results(tmp_path_factory):
         result = made_result(cell, 50.0 + place, covers_everything=cell.method != "ali_dpfl")
         lines.append(json.dumps(asdict(result)))
     (folder / "small.jsonl").write_text("\n".join(lines) + "\n")
+    best = {"table": "small", "ratio": "1/2", "dataset": "mnist", "paper": 97.58, "epsilon_allowed": 2.0}
+    (folder / "best.jsonl").write_text("".join(json.dumps(best | {"accuracy": a}) + "\n" for a in (98.0, 99.0)))
+    (folder / "killers.json").write_text("{}")
     return folder
 
 
@@ -100,6 +103,27 @@ def test_tables_and_figures_are_of_the_results(page):
     assert sequence == [[1, 1.0], [2, 2.0], [3, 3.0]]
     fixed = charts["fixed-small-mnist"]["series"]
     assert [series["name"] for series in fixed] == ["R_s = 2 R_c", "R_s = R_c", "R_s = R_c/2", "R_s = R_c/5"]
+
+
+def test_results_are_summed_up_with_what_to_keep_in_mind(browser, page, results):
+    browser.get(page.as_uri())
+    text = browser.find_element(By.TAG_NAME, "body").text
+    assert "32 of 252" in text  # 4 methods, 2 accountants, 4 columns
+    assert "98.50 (n = 2) 97.58 +0.92" in text
+    told = [item.text for item in browser.find_elements(By.CSS_SELECTOR, ".caveats li")]
+    assert any("ε does NOT cover ali_dpfl" in item for item in told)
+    assert f"Also in {results.name}, and not shown here: killers.json." in told
+    assert not any("one seed" in item for item in told)
+
+
+def test_a_line_that_is_no_best_result(results, tmp_path):
+    import shutil
+
+    shutil.copytree(results, tmp_path / "results")
+    (tmp_path / "results/best.jsonl").write_text('{"table": "small"}\n')
+    done = command(tmp_path / "results", "-o", tmp_path / "r.html")
+    assert done.exit_code == 2
+    assert "line 1 of" in done.stderr
 
 
 def test_the_split_is_shown_of_public_data_only(tmp_path):

@@ -1,29 +1,128 @@
-"""What the report page shows of a grid: its tables and the paper's figures drawn from the runs themselves."""
+"""What the report page shows of a folder of results: its tables and the paper's figures, drawn from the runs."""
 
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from alidpfl.reproduction.grid import MOST_SEEDS, SEARCH, Cell, Grid, cells
+from alidpfl.errors import ConfigError, DataError
+from alidpfl.reproduction.grid import MOST_SEEDS, NAMES, SEARCH, Cell, Grid, cells, load_grid
 from alidpfl.reproduction.results import Result, Results
-from alidpfl.reproduction.tables import Table, make_table, rows_by_dataset, shown
-from alidpfl.views.report_page import ResultChart, ResultTable
+from alidpfl.reproduction.tables import Entry, Table, make_table, rows_by_dataset, shown
+from alidpfl.store.files import parse_json, read_bytes
+from alidpfl.views.report_page import ResultChart, ResultReport, ResultTable
 
 _FIXED = "fedavg_dp:tau="
+_STORE, _BEST = "results.sqlite", "best.jsonl"
 
 
-def grid_report(grid: Grid, results: Results) -> tuple[list[ResultTable], list[ResultChart]]:
-    """Everything of one grid; nothing where it has no result."""
+def results_report(folder: Path) -> ResultReport:
+    """Everything that a folder of `reproduce` holds, and the names of what is left out."""
+    lines = {name: folder / f"{name}.jsonl" for name in NAMES}
+    if not any(path.is_file() for path in (*lines.values(), folder / _STORE)):
+        raise ConfigError(
+            f"{folder} is neither a run nor a folder of results; give a folder with config.toml or *.jsonl"
+        )
+    results = Results(folder / _STORE)
+    made, charts, caveats = [], [], ["All of it is simulated on one machine, with seeded noise."]
+    for name, path in lines.items():
+        results.read_lines(path)
+        if (table := _table(grid := load_grid(name), results)) is not None:
+            made.append(table)
+            caveats += _caveats(table)
+            charts += list(_charts(grid, table, results))
+    best = list(_best(folder / _BEST))
+    shown_files = {*(path.name for path in lines.values()), _STORE, _BEST}
+    rest = sorted(path.name for path in folder.iterdir() if path.name not in shown_files)
+    if rest:
+        caveats.append(f"Also in {folder.name}, and not shown here: {', '.join(rest)}.")
+    return ResultReport(
+        summary=_summary(made),
+        caveats=caveats,
+        tables=[*best, *(part for table in made for part in (*_tables(table), *_best_fixed(table)))],
+        charts=charts,
+    )
+
+
+def _table(grid: Grid, results: Results) -> Table | None:
+    """Of the data sets that have a result; None where none has."""
     known, every = results.all(), list(cells(grid, seeds=MOST_SEEDS))
-    listed = [cell for cell in every if cell.key in known]
-    if not listed:
-        return [], []
-    datasets = {cell.dataset for cell in listed}
-    table = make_table(grid, (cell for cell in every if cell.dataset in datasets), known)
+    datasets = {cell.dataset for cell in every if cell.key in known}
+    listed = (cell for cell in every if cell.dataset in datasets)
+    return make_table(grid, listed, known) if datasets else None
+
+
+def _charts(grid: Grid, table: Table, results: Results) -> Iterator[ResultChart]:
     if grid.name == SEARCH:  # how the settings were chosen: no figure of the paper's
-        return list(_tables(table)), []
-    tables = [*_tables(table), *_best_fixed(table)]
-    return tables, [*_fixed_charts(table), *_sequence_charts(grid, listed, known)]
+        return
+    known = results.all()
+    yield from _fixed_charts(table)
+    yield from _sequence_charts(grid, [cell for cell in cells(grid) if cell.key in known], known)
+
+
+def _summary(made: Sequence[Table]) -> ResultTable:
+    rows = []
+    for table in made:
+        run = [entry for entry in table.entries if entry.accuracies]
+        beside = [entry.difference for entry in run if entry.difference is not None]
+        seeds = [len(entry.accuracies) for entry in run]
+        several = f"{min(seeds)} to {max(seeds)}" if min(seeds) < max(seeds) else str(max(seeds))
+        mean = f"{statistics.mean(beside):+.2f}" if beside else "-"
+        above = f"{sum(difference > 0 for difference in beside)} of {len(beside)}" if beside else "-"
+        of_all = len({(e.dataset, e.column, e.method, e.accountant) for e in _all_entries(table)})
+        rows.append([_short(table), f"{len(run)} of {of_all}", several, mean, above])
+    head = ["table", "cells run", "seeds a cell", "mean difference", "above the paper's"]
+    caption = "Difference: ours minus the paper's accuracy in %, over the cells for which it prints a figure."
+    return ResultTable(title="What has been run", caption=caption, head=head, rows=rows)
+
+
+def _short(table: Table) -> str:
+    return table.grid.title.split(":")[0]
+
+
+def _all_entries(table: Table) -> Sequence[Entry]:
+    """With those of the data sets that have no result yet."""
+    return make_table(table.grid, cells(table.grid), {}).entries
+
+
+def _caveats(table: Table) -> Iterator[str]:
+    run = [entry for entry in table.entries if entry.accuracies]
+    if table.grid.name == SEARCH:
+        return
+    if uncovered := sorted({entry.method for entry in run if not entry.covered}):
+        yield f"{_short(table)}: ε does NOT cover {', '.join(uncovered)}: un-noised signals of the clients are read."
+    if single := sum(len(entry.accuracies) == 1 for entry in run):
+        yield f"{_short(table)}: {single} of {len(run)} cells have one seed: small differences may be chance."
+    unsearched = sorted({e.dataset for e in run if e.method not in table.grid.tuned.get(e.dataset, {})})
+    if unsearched:
+        yield f"{_short(table)}: not all settings for {', '.join(unsearched)} have been searched for."
+
+
+def _best(path: Path) -> Iterator[ResultTable]:
+    """What experiments/best.py found: other models and settings than the paper's, at its ε and rounds."""
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for number, line in enumerate((read_bytes(path) or b"").splitlines(), start=1):
+        try:
+            run = parse_json(line)
+            place = (run["table"], run["ratio"], run["dataset"])
+            found.setdefault(place, []).append({name: float(run[name]) for name in _NUMBERS})
+        except (ValueError, KeyError, TypeError):
+            raise DataError(f"line {number} of {path} is not a result; restore the file or delete the line") from None
+    rows = []
+    for place, runs in sorted(found.items(), key=lambda item: (item[0][2], item[1][0]["epsilon_allowed"])):
+        ours, paper = statistics.mean(run["accuracy"] for run in runs), runs[0]["paper"]
+        epsilon = f"{runs[0]['epsilon_allowed']:g}"
+        rows.append(
+            [*reversed(place), epsilon, f"{ours:.2f} (n = {len(runs)})", f"{paper:.2f}", f"{ours - paper:+.2f}"]
+        )
+    if rows:
+        head = ["data", "R_s / R_c", "table", "ε", "ours, best recipe", "paper's ALI-DPFL", "difference"]
+        caption = "Test accuracy in %, at the ε and the rounds of the paper's cell; the recipes are in recipes/."
+        yield ResultTable(title="Beyond the paper", caption=caption, head=head, rows=rows)
+
+
+_NUMBERS = ("accuracy", "paper", "epsilon_allowed")
 
 
 def _tables(table: Table) -> Iterator[ResultTable]:
@@ -35,6 +134,8 @@ def _tables(table: Table) -> Iterator[ResultTable]:
 
 def _best_fixed(table: Table) -> Iterator[ResultTable]:
     """Fig. 5: how often each fixed τ is best, over the columns and data sets that were run."""
+    if table.grid.name == SEARCH:
+        return
     wins: Counter[str] = Counter()
     places = {(e.dataset, e.column, e.accountant) for e in table.entries}
     for place in places:

@@ -41,27 +41,39 @@ class ResultChart:
     chart: Mapping[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResultReport:
+    """A folder of results: what it comes to, what to keep in mind, and all of it."""
+
+    summary: ResultTable
+    caveats: Sequence[str]
+    tables: Sequence[ResultTable]
+    charts: Sequence[ResultChart]
+
+
 def report_page(
-    snapshots: Sequence[RunSnapshot],
-    splits: Sequence[Split] = (),
-    tables: Sequence[ResultTable] = (),
-    charts: Sequence[ResultChart] = (),
+    snapshots: Sequence[RunSnapshot], splits: Sequence[Split] = (), results: Sequence[ResultReport] = ()
 ) -> str:
     """The whole page."""
-    body = ["<h1>Federated training under a privacy budget: report</h1>"]
+    told = [f"{snapshot.name}: {caveat}" for snapshot in snapshots for caveat in caveats(snapshot)]
+    body = [
+        "<h1>Federated training under a privacy budget: report</h1>",
+        *(part for result in results for part in ("<h2>Summary</h2>", _result_table(result.summary))),
+        *(_runs(snapshots) if snapshots else []),
+        *_told([*(caveat for result in results for caveat in result.caveats), *told]),
+    ]
     drawn: dict[str, Any] = {}
-    if snapshots:
-        body += _runs(snapshots)
-        drawn |= {name: _chart(name, title, snapshots) for name, title in _CHARTS.items()}
+    for name, title in _CHARTS.items() if snapshots else ():
+        body += [f"<h2>{escape(title)}</h2>", figure(name, f"{title} after each round.")]
+        drawn[name] = _chart(name, title, snapshots)
     for split in splits:
         body += ["<h2>Who holds what</h2>", _split(split)]
-    body += ["<h2>Tables</h2>"] if tables else []
-    body += [_result_table(made) for made in tables]
-    for chart in charts:
+    for result in results:
+        body += ["<h2>Tables</h2>", *map(_result_table, result.tables)]
+    for chart in (chart for result in results for chart in result.charts):
         body += [f"<h2>{escape(chart.title)}</h2>", figure(chart.name, chart.caption)]
         drawn[chart.name] = chart.chart
-    if snapshots:
-        body += ["<h2>Settings</h2>", _settings(snapshots)]
+    body += ["<h2>Settings</h2>", _settings(snapshots)] if snapshots else []
     return page("alidpfl: report", body, drawn)
 
 
@@ -95,13 +107,12 @@ def _runs(snapshots: Sequence[RunSnapshot]) -> list[str]:
         rows.append([*map(_text, names), accuracy, epsilon + mark, *map(_text, plain), seconds])
     parts = [_headline(snapshots[0])] if len(snapshots) == 1 else []
     parts.append(table("Accuracy of the last round on the test set; ε of the client that spent most", head, rows))
-    told = [f"{s.name}: {caveat}" for s in snapshots for caveat in caveats(s)]
-    if told:
-        items = "".join(f"<li>{escape(caveat)}</li>" for caveat in told)
-        parts.append(f'<h2>What to keep in mind</h2><ul class="caveats">{items}</ul>')
-    for name, title in _CHARTS.items():
-        parts += [f"<h2>{escape(title)}</h2>", figure(name, f"{title} after each round.")]
     return parts
+
+
+def _told(found: Sequence[str]) -> list[str]:
+    items = "".join(f"<li>{escape(caveat)}</li>" for caveat in found)
+    return [f'<h2>What to keep in mind</h2><ul class="caveats">{items}</ul>'] if found else []
 
 
 def _headline(snapshot: RunSnapshot) -> str:
