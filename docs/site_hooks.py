@@ -51,7 +51,7 @@ def commands_page() -> str:
         lines += ["", f"## `alidpfl {' '.join(path)}`", "", _plain(words), ""]
         if example:
             lines += ["```", _plain(example), "```", ""]
-        lines += ["| option | meaning |", "| --- | --- |"]
+        lines += ["| option | type | meaning |", "| --- | --- | --- |"]
         lines += [_option(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
     return "\n".join(lines) + "\n"
 
@@ -62,7 +62,13 @@ def _option(parameter: Any) -> str:
     default = parameter.default if isinstance(parameter.default, int | float | str | Path) else None
     if default is not None and not isinstance(default, bool) and default != "":
         meaning += f" Default: `{default}`."
-    return f"| {names} | {meaning} |"
+    elif parameter.required:
+        meaning += " Required."
+    kind = "switch" if getattr(parameter, "is_flag", False) else parameter.type.name
+    choices = getattr(parameter.type, "choices", None)
+    kind = ", ".join(f"`{choice}`" for choice in choices) if choices else kind
+    several = ", several" if parameter.multiple or parameter.nargs == -1 else ""
+    return f"| {names} | {kind}{several} | {meaning} |"
 
 
 def _plain(text: str) -> str:

@@ -197,6 +197,7 @@ def test_without_a_seed_no_two_runs_agree():
     ("settings", "message"),
     [
         ({"clients_per_rounds": 2}, "'clients_per_rounds' is not known; did you mean 'clients_per_round'"),
+        ({"polcy": "ratio"}, "did you mean 'policy'"),
         ({"sample_rate": 0.1}, "sample_rate"),
         ({"method": "ali_dpfk"}, "did you mean 'ali_dpfl'"),
         ({"policy": "rato"}, "did you mean 'ratio'"),

@@ -1,5 +1,6 @@
 """The Python way: a federation from your own model and your own clients, stepped through round by round."""
 
+import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -157,7 +158,8 @@ def _settings(
     drawn = seed if seed is not None else int(torch.randint(2**62, (1,)))  # cohorts: no privacy hangs on them
     if drawn < 0:
         raise ConfigError(f"seed={seed} must not be negative")
-    known = {field.name: None for field in fields(FederationSettings)}
+    known = dict.fromkeys([*inspect.signature(federate).parameters, *(f.name for f in fields(FederationSettings))])
+    known.pop("settings")
     for name in settings:
         named("setting of federate", name, known)
     if "unsafe" in settings:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from alidpfl.data import Dataset
     from alidpfl.data.partition import Partition
 
-data_app = typer.Typer(no_args_is_help=True, help="What data there are, how to get them, and who holds what.")
+data_app = typer.Typer(
+    no_args_is_help=True,
+    help="What data there are, how to get them, and who holds what.\n\nExample: alidpfl data show strokes",
+)
 
 DataDir = Annotated[Path | None, typer.Option(help="Searched first, before $ALIDPFL_DATA_DIR and the user's cache.")]
 

@@ -13,7 +13,10 @@ from rich.table import Table
 
 from alidpfl.errors import ConfigError
 
-flower_app = typer.Typer(no_args_is_help=True, help="Train over nodes with Flower; docs/deploy.md is the guide.")
+flower_app = typer.Typer(
+    no_args_is_help=True,
+    help="Train over nodes with Flower; docs/deploy.md is the guide.\n\nExample: alidpfl flower demo",
+)
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from alidpfl.vault.source import FileSource, SplitSource
 
 vault_app = typer.Typer(
-    no_args_is_help=True, help="The owner's side of a deployment: data, noise and ledger in a process of their own."
+    no_args_is_help=True,
+    help="The owner's side of a deployment: data, noise and ledger in a process of their own.\n\n"
+    "Example: alidpfl vault status --dir vault",
 )
 
 _Source = TypeVar("_Source", "FileSource", "SplitSource")

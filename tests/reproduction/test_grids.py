@@ -103,6 +103,9 @@ def test_a_grid_that_does_not_exist(tmp_path):
         load_grid("smal")
     with pytest.raises(ConfigError, match="cannot read the grid"):
         load_grid(str(tmp_path / "own.toml"))
+    (tmp_path / "own.toml").write_text("datasets = ['mnist']")
+    with pytest.raises(ConfigError, match="title: is missing"):
+        load_grid(str(tmp_path / "own.toml"))
     for content in ("title = ", "title = 'x'", "[[columns]]\nnme = 'x'"):
         (tmp_path / "own.toml").write_text(content)
         with pytest.raises(ConfigError, match=r"own\.toml"):

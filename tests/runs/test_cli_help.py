@@ -42,6 +42,12 @@ def test_every_command_has_an_example_of_itself(path):
     assert f"alidpfl {' '.join(path)}" in (ALL[path].help or "").partition("Example: ")[2]
 
 
+@pytest.mark.parametrize("group", sorted({path[0] for path in ALL if len(path) > 1}))
+def test_every_group_has_an_example_that_is_a_command(group):
+    example = re.search(rf"Example: alidpfl {group} (\w+)", alidpfl(group, "--help").stdout)
+    assert (group, example[1]) in ALL
+
+
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
 def test_every_argument_is_explained(path):
     """As people see it: with some versions of typer and click the text of arguments is lost."""

@@ -136,6 +136,7 @@ def test_the_split_is_shown_of_public_data_only(tmp_path):
     assert done.exit_code == 0, done.stderr
     text = (tmp_path / "own.html").read_text()
     assert "Who holds what" not in text  # label counts are the clients' own
+    assert RunSnapshot.load(tmp_path / "own").facts()["clients"] == 2  # as the files say, not the configuration
     assert 'class="heat"' not in text
 
 

@@ -35,7 +35,8 @@ def load_npz(folder: Path, seed: int, pixel_range: PixelRange, num_classes: int 
         raise DataError(f"{folder} is not a folder; give one that has a .npz file for each client")
     paths = sorted(path for path in folder.glob("*.npz") if path.name != TEST_FILE)
     if not paths:
-        raise DataError(f"{folder} has no .npz files; {_FORM}, one file for each client")
+        only = f"only {TEST_FILE}, and no client's .npz file" if (folder / TEST_FILE).is_file() else "no .npz files"
+        raise DataError(f"{folder} has {only}; {_FORM}, one file for each client")
     clients = [_read(path) for path in paths]
     _check_alike(paths, clients)
     for path, (_, y) in zip(paths, clients, strict=True):
@@ -73,7 +74,7 @@ def _read(path: Path) -> Arrays:
             missing = [name for name in ("x", "y") if name not in arrays]
             if missing:
                 raise DataError(f"{path} has no array {' and '.join(missing)}, only {sorted(arrays)}; {_FORM}")
-            x, y = arrays["x"], arrays["y"]
+            x, y = (_plain(path, arrays, name) for name in ("x", "y"))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; check the path (vault init: --data), or put the file back") from None
     except (PermissionError, IsADirectoryError) as error:
@@ -85,6 +86,19 @@ def _read(path: Path) -> Arrays:
         raise DataError(f"{path} cannot be read ({told}); write it anew, without Python objects in it") from None
     _check_arrays(path, x, y)
     return x, y.astype(np.int64)
+
+
+def _plain(path: Path, arrays: Any, name: str) -> NDArray[Any]:
+    try:
+        found: NDArray[Any] = arrays[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise DataError(
+            f"{path}: array {name} holds Python objects, such as lists of unequal length or text; make it one of "
+            f"numbers, such as {name}.astype('{'float32' if name == 'x' else 'int64'}'), and save it again"
+        ) from None
+    return found
 
 
 def _check_arrays(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:

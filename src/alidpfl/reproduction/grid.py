@@ -196,4 +196,5 @@ def _parsed(name: str, content: str, source: str) -> Grid:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{source}: {key}: {first['msg']}") from None
+        told = "is missing" if first["type"] == "missing" else first["msg"]
+        raise ConfigError(f"{source}: {key}: {told}; docs/reproduce.md has a whole grid as an example") from None

@@ -72,8 +72,10 @@ def _policies(plan: dict[str, Any]) -> Table:
         epsilon = rounded_up(row["epsilon_spent"]) + ("" if row["covered"] else " *")
         counts = (steps_range(row), str(row["rounds"]), str(row["steps"]))
         table.add_row(name, *counts, epsilon, unused(row), *time, size(row["bytes"]))
+    notes = ["fixed: at the largest τ that pays for every round"] if "fixed" in plan["policies"] else []
     if not all(row["covered"] for row in plan["policies"].values()):
-        table.caption = "* looks at un-noised signals, which ε does not cover"
+        notes.append("* looks at un-noised signals, which ε does not cover")
+    table.caption = "\n".join(notes) or None
     return table
 
 

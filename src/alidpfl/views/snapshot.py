@@ -101,7 +101,8 @@ class RunSnapshot:
         return {
             "dataset": self._setting("data", "name"),
             "is_synthetic": (self.summary or {}).get("is_synthetic", self._setting("data", "is_synthetic")),
-            "clients": self._setting("data", "clients"),
+            # Of own data, files tell how many: known when every client's ε is.
+            "clients": self._setting("data", "clients") or len((self.summary or {}).get("client_epsilon", ())) or None,
             "partition": self._setting("data", "partition"),
             "dirichlet_beta": self._setting("data", "dirichlet_beta"),
         }
