@@ -41,6 +41,8 @@ def test_a_plain_frequency_would_refute_the_truth_half_the_time():
     """What the confidence is for: two Gaussians exactly 1 apart, claimed to be 1 apart."""
     random, draws = np.random.default_rng(2), 1000
     errors = random.binomial(draws, norm.sf(0.5), size=(500, 2))
+    plain = norm.isf(errors / draws).sum(axis=1)
+    assert 0.4 < (plain > 1.0).mean() < 0.6
     assert all(gaussian_parameter_bound(fp, fn, draws, 0.999) <= 1.0 for fp, fn in errors)
 
 
