@@ -1,12 +1,11 @@
 """The command `run`: train, watch, stop, resume."""
 
 import json
-import math
 import time
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -98,10 +97,11 @@ def _new_folder(config: "Config") -> Path:
 
 
 def _report(outcome: "Outcome", as_json: bool) -> None:
+    from alidpfl.cli_views import show, strict
+
     if as_json:
-        typer.echo(json.dumps(_without_nan(asdict(outcome)), allow_nan=False))
+        typer.echo(json.dumps(strict(asdict(outcome)), allow_nan=False))  # a diverged model's loss is no number
         return
-    from alidpfl.cli_views import show
 
     show(Path(outcome.out))
     typer.echo(f"{result_line(outcome)}; kept in {outcome.out}")
@@ -117,11 +117,6 @@ def result_line(outcome: "Outcome") -> str:
     is_known = outcome.randomness == "seeded" and not outcome.is_synthetic
     seeded = ", from noise that whoever knows the seed can subtract" if is_known else ""
     return f"{accuracy} at ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}{seeded}"
-
-
-def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
-    """A diverged model has a loss that JSON cannot write."""
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
 
 
 class _Screen:

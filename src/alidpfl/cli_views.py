@@ -145,15 +145,15 @@ def _document(snapshot: "RunSnapshot") -> dict[str, Any]:
 
 
 def _print_json(value: object) -> None:
-    typer.echo(json.dumps(_strict(value), indent=2, allow_nan=False))
+    typer.echo(json.dumps(strict(value), indent=2, allow_nan=False))
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
     """JSON has no NaN (here null) and no infinity (here the text "inf"): other programs would refuse the document."""
     if isinstance(value, dict):
-        return {key: _strict(inner) for key, inner in value.items()}
+        return {key: strict(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(inner) for inner in value]
+        return [strict(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value

@@ -1,6 +1,7 @@
 """A run directory that was damaged or edited: shown, compared, reported or resumed, it is whole or refused."""
 
 import json
+import math
 import shutil
 import tomllib
 
@@ -94,6 +95,16 @@ def test_an_edited_run_is_resumed_or_refused(copy, whole, data, name):
     out = copy(is_finished=name == "summary.json")
     _edit(out / name, data)
     _resumed(out, whole)
+
+
+def test_a_summary_with_numbers_that_json_has_not_is_printed(copy):
+    """What fuzzing found: a NaN below the first level."""
+    out = copy(is_finished=True)
+    document = json.loads((out / "summary.json").read_text())
+    document["client_epsilon"]["0"] = math.nan
+    (out / "summary.json").write_text(json.dumps(document))
+    status, told = command("run", "--resume", out, "--json")
+    assert status == 0, told
 
 
 def _resumed(out, whole):
