@@ -15,19 +15,27 @@ _LARGEST = 6_000_000
 
 
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Folders of runs, or the results folder of `reproduce`.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of runs, or the results folder of `reproduce`, with .toml files of own grids."),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """One page with summary, curves, tables, settings and caveats, which opens from disk without a network.
 
     Example: alidpfl report runs/first runs/second -o report.html
     """
+    from alidpfl.reproduction.grid import load_grid
     from alidpfl.reproduction.report import results_report
     from alidpfl.store.files import write_atomically
     from alidpfl.views.report_page import report_page
 
     runs = [_run(path) for path in paths if _is_run(path)]
-    results = [results_report(path) for path in paths if not _is_run(path)]
+    grids = [load_grid(str(path)) for path in paths if path.suffix == ".toml"]
+    folders = [path for path in paths if not _is_run(path) and path.suffix != ".toml"]
+    if grids and not folders:
+        raise ConfigError(f"{paths[0]} is a grid; give the folder of its results too, such as results")
+    results = [results_report(path, grids) for path in folders]
     content = report_page(runs, _splits(runs), results).encode()
     if len(content) > _LARGEST:
         raise ConfigError(f"the page would have {len(content) / 1e6:.1f} MB; give fewer runs at a time")

@@ -102,8 +102,9 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(strict(asdict(outcome)), allow_nan=False))  # a diverged model's loss is no number
         return
-
     show(Path(outcome.out))
+    if outcome.weakness is not None:
+        typer.echo(f"warning: {outcome.weakness}", err=True)
     typer.echo(f"{result_line(outcome)}; kept in {outcome.out}")
 
 
@@ -169,7 +170,7 @@ class _Screen:
         return Listener(on_loading=self.show, on_start=self._start, on_round=self._round)
 
     def _start(self, prepared: "Prepared", rounds_done: int) -> None:
-        for warning in prepared.warnings:
+        for warning in (prepared.weakness, *prepared.warnings) if prepared.weakness else prepared.warnings:
             self._say("warning:", "yellow", warning)
         for shown in prepared.uncovered:
             self._say("epsilon does NOT cover this run:", "bold red", f"it shows {shown}")

@@ -65,19 +65,22 @@ def check_text(text: str, never: tuple[str, ...] = ()) -> None:
 
 @contextmanager
 def _bounded():
-    """In seconds and in memory."""
+    """In seconds of the processor (others may be at work on it), in the clock's where it waits, and in memory."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
-    old = signal.signal(signal.SIGALRM, _too_long)
-    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+    timers = {signal.SIGPROF: (signal.ITIMER_PROF, _SECONDS), signal.SIGALRM: (signal.ITIMER_REAL, 10 * _SECONDS)}
+    old = {number: signal.signal(number, _too_long) for number in timers}
+    for timer, seconds in timers.values():
+        signal.setitimer(timer, seconds)
     resource.setrlimit(resource.RLIMIT_AS, (mapped + _ROOM, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+        for number, (timer, _) in timers.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, old[number])
 
 
 def _too_long(_number, _frame):

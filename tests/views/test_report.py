@@ -116,6 +116,26 @@ def test_results_are_summed_up_with_what_to_keep_in_mind(browser, page, results)
     assert not any("one seed" in item for item in told)
 
 
+def test_a_grid_of_ones_own(tmp_path):
+    grid = tmp_path / "mine.toml"
+    grid.write_text(
+        "title = 'Mine'\ndatasets = ['synthetic']\naccountants = ['pld']\n[[columns]]\nname = 'one'\nsettings = {}\n"
+        "[[methods]]\nname = 'ratio'\nsettings = { 'method.policy' = 'ratio' }\n"
+    )
+    (cell,) = cells(load_grid(str(grid)))
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/mine.jsonl").write_text(json.dumps(asdict(made_result(cell, 71.5))) + "\n")
+    (tmp_path / "results/results.sqlite").touch()
+    told = command(tmp_path / "results", "-o", tmp_path / "r.html")
+    assert told.exit_code == 2
+    assert "mine.toml" in told.stderr
+    assert command(grid, "-o", tmp_path / "r.html").exit_code == 2
+    assert command(tmp_path / "results", grid, "-o", tmp_path / "r.html").exit_code == 0
+    text = (tmp_path / "r.html").read_text()
+    assert "71.50 (n = 1)" in text
+    assert "1 of 1" in text
+
+
 def test_a_line_that_is_no_best_result(results, tmp_path):
     import shutil
 

@@ -9,6 +9,7 @@ import numpy as np
 from alidpfl.errors import ConfigError
 from alidpfl.federation.progress import Progress
 from alidpfl.federation.settings import UNACCOUNTED_SIGNALS, FederationSettings
+from alidpfl.inputs import checks
 from alidpfl.methods import Method
 from alidpfl.policies import Decision, Policy, Situation, learning_rate
 from alidpfl.privacy import Ledger
@@ -45,12 +46,13 @@ class RoundPlanner:
         settings: FederationSettings,
     ) -> None:
         """Refuse what no guarantee covers, unless it was asked for by name."""
+        _check_policy(policy)
         self.uses_raw_signals = policy.needs_raw_signals or "raw" in method.signals
         if self.uses_raw_signals and UNACCOUNTED_SIGNALS not in settings.unsafe:
             culprit = f"policy {policy.name!r}" if policy.needs_raw_signals else f"method {method.name!r}"
             raise ConfigError(
                 f"{culprit} has every client upload un-noised gradients and losses, which no epsilon covers; choose "
-                f'policy "ali", or admit it with unsafe = ["{UNACCOUNTED_SIGNALS}"]'
+                f'policy "ali", or admit it with privacy.unsafe = ["{UNACCOUNTED_SIGNALS}"] (unsafe = in Python)'
             )
         if method.release == "update" and policy.name != "fixed":
             raise ConfigError(
@@ -91,9 +93,18 @@ class RoundPlanner:
         """The next round, clamped to every client's own budget. Nothing is charged yet."""
         cohort = self.cohort(progress.round, observed.method_state)
         situation = self._situation(progress, observed, cohort)
-        decision = self._held_to_limits(self._policy.decide(situation), cohort, observed.method_state)
+        decision = self._held_to_limits(self._decision(situation), cohort, observed.method_state)
         rates = self._learning_rates(progress, situation.max_steps, decision.local_steps)
         return decision, [self._client_plan(client, progress.round, rates, observed) for client in cohort]
+
+    def _decision(self, situation: Situation) -> Decision:
+        decision = self._policy.decide(situation)
+        if not isinstance(decision, Decision):
+            raise ConfigError(
+                f"policy {self._policy.name!r} decided {decision!r}; decide() must return an alidpfl.Decision"
+            )
+        checks.whole(f"local_steps of policy {self._policy.name!r}", decision.local_steps, low=1)
+        return decision
 
     def cohort(self, round_number: int, state: Mapping[str, Any]) -> list[ClientId]:
         """The round's clients that can pay for a step, by number. Who is drawn depends on seed and round only."""
@@ -216,3 +227,15 @@ class RoundPlanner:
 
     def _random(self, kind: int, round_number: int) -> np.random.Generator:
         return np.random.default_rng([self._settings.seed, kind, round_number])
+
+
+def _check_policy(policy: object) -> None:
+    """One of the user's own may lack what the loop asks for."""
+    missing = [name for name in _OF_A_POLICY if not hasattr(policy, name)]
+    if missing:
+        raise ConfigError(
+            f"the policy {type(policy).__name__} has no {', '.join(missing)}; docs/extend.md shows what one needs"
+        )
+
+
+_OF_A_POLICY = ("name", "needs_raw_signals", "needs_curvature", "decide")

@@ -24,8 +24,8 @@ def named(what: str, name: str, options: Mapping[str, Found]) -> Found:
     if not options:
         raise ConfigError(f"{what}={name!r} is not known; there are none")
     likely = nearest(str(name), options)
-    hint = f"did you mean {likely!r}? " if _is_near(str(name), likely) else ""
-    raise ConfigError(f"{what}={name!r} is not known; {hint}There are: {', '.join(options)}")
+    hint = f"did you mean {likely!r}? There" if _is_near(str(name), likely) else "there"
+    raise ConfigError(f"{what}={name!r} is not known; {hint} are: {', '.join(options)}")
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from alidpfl.inputs import checks
 
+_LARGE = 20.0  # ε: the odds of any conclusion about a record may then change by a factor of 10^8
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyBudget:
@@ -28,11 +30,13 @@ class PrivacyBudget:
         object.__setattr__(self, "delta", checked_delta(self.delta))
 
     def weakness(self, num_records: int) -> str | None:
-        """Why δ is too large for a data set of so many records; None if it is not.
+        """Why this hides little of a data set of so many records; None if it does not.
 
         >>> PrivacyBudget(epsilon=2.0, delta=1e-5).weakness(6000) is None
         True
         """
+        if self.epsilon > _LARGE:
+            return f"epsilon={self.epsilon:g} hides next to nothing; usual values lie between 0.1 and 10"
         if self.delta < 1 / num_records:
             return None
         return (

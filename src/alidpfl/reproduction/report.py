@@ -17,22 +17,27 @@ _FIXED = "fedavg_dp:tau="
 _STORE, _BEST = "results.sqlite", "best.jsonl"
 
 
-def results_report(folder: Path) -> ResultReport:
-    """Everything that a folder of `reproduce` holds, and the names of what is left out."""
-    lines = {name: folder / f"{name}.jsonl" for name in NAMES}
+def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
+    """Everything that a folder of `reproduce` holds of the grids that ship and of `own`; what is left out is named."""
+    grids = [*own, *map(load_grid, NAMES)]
+    lines = {grid.name: folder / f"{grid.name}.jsonl" for grid in grids}
     if not any(path.is_file() for path in (*lines.values(), folder / _STORE)):
         raise ConfigError(
             f"{folder} is neither a run nor a folder of results; give a folder with config.toml or *.jsonl"
         )
     results = Results(folder / _STORE)
     made, charts, caveats = [], [], ["All of it is simulated on one machine, with seeded noise."]
-    for name, path in lines.items():
-        results.read_lines(path)
-        if (table := _table(grid := load_grid(name), results)) is not None:
+    for grid in grids:
+        results.read_lines(lines[grid.name])
+        if (table := _table(grid, results)) is not None:
             made.append(table)
             caveats += _caveats(table)
             charts += list(_charts(grid, table, results))
     best = list(_best(folder / _BEST))
+    if not made and not best:
+        raise ConfigError(
+            f"{folder} has no result of the grids that ship; of one of your own: alidpfl report {folder} mine.toml"
+        )
     shown_files = {*(path.name for path in lines.values()), _STORE, _BEST}
     rest = sorted(path.name for path in folder.iterdir() if path.name not in shown_files)
     if rest:

@@ -56,6 +56,8 @@ class Prepared:
     """Fingerprint of who holds what: a run cannot go on with other data."""
     uncovered: tuple[str, ...]
     """What no ε of this run covers."""
+    weakness: str | None
+    """Why (ε, δ) hides little, if it does."""
     warnings: tuple[str, ...]
     records: str
     """Whose were trained on: the data set's name, or "in vaults"."""
@@ -133,6 +135,7 @@ def prepare(
         clients=clients,
         statistics=statistics or {},
         uncovered=(*shown, *uncovered_signals(parts.policy)),
+        weakness=weakness_of(config, min(len(rows) for rows in data.clients)),
         warnings=_warnings(config, data.clients),
         records=config.data.name,
         randomness=config.run.randomness,
@@ -285,6 +288,11 @@ def _device(config: Config) -> str:
     return config.run.device
 
 
+def weakness_of(config: Config, smallest_client: int) -> str | None:
+    """Why the claim hides little of a client with so many records, if it does."""
+    return PrivacyBudget(epsilon=config.privacy.epsilon, delta=config.privacy.delta).weakness(smallest_client)
+
+
 def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
     found = []
     small = small_clients([rows.numpy() for rows in clients], config.privacy.sample_rate)
@@ -294,9 +302,6 @@ def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
             f"{len(small)} of {len(clients)} clients expect less than one record a batch (clients {names}): their "
             "updates are mostly noise; raise privacy.sample_rate or data.min_samples"
         )
-    budget = PrivacyBudget(epsilon=config.privacy.epsilon, delta=config.privacy.delta)
-    if (weakness := budget.weakness(min(len(rows) for rows in clients))) is not None:
-        found.append(weakness)
     if config.data.name == "npz" and config.run.randomness == "seeded":
         found.append(
             f"whoever knows run.seed={config.run.seed} can subtract the noise from the model; for data that are really "

@@ -49,6 +49,8 @@ class Outcome:
     randomness: str = "unknown"
     uncovered: list[str] = field(default_factory=list)
     """What no ε of this run covers."""
+    weakness: str | None = None
+    """Why (ε, δ) hides little, if it does."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], source: Path) -> "Outcome":
@@ -300,6 +302,7 @@ def _outcome(config: Config, prepared: Prepared, directory: RunDirectory, last: 
         client_epsilon={str(client): value for client, value in epsilons.items()},
         randomness=prepared.randomness,
         uncovered=list(prepared.uncovered),
+        weakness=prepared.weakness,
     )
 
 

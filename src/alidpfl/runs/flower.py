@@ -20,7 +20,7 @@ from alidpfl.errors import ConfigError, NodesMissingError
 from alidpfl.federation.params import trained
 from alidpfl.methods import Method
 from alidpfl.privacy.capped import CappedLedger
-from alidpfl.runs.build import Parts, Prepared, build_model, make_parts, make_settings, uncovered_signals
+from alidpfl.runs.build import Parts, Prepared, build_model, make_parts, make_settings, uncovered_signals, weakness_of
 from alidpfl.runs.config import Config
 from alidpfl.runs.execute import Listener, Outcome, execute, resume
 from alidpfl.runs.flower_config import FlowerOptions, Scalar, from_run_config
@@ -73,6 +73,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         task=task,
         clients=_fingerprint(members),
         uncovered=uncovered_signals(parts.policy),
+        weakness=weakness_of(config, min(member.num_records for member in members)),
         warnings=(),
         records="in vaults",
         randomness="seeded" if any(_SEEDED_NOISE in node.info.unsafe for node in fitting) else "secure",

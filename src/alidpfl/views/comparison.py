@@ -31,7 +31,9 @@ def comparison(snapshots: Sequence[RunSnapshot], width: int) -> list[Table | Tex
         names = [str(place) for place in range(1, len(names) + 1)]
     parts += [_table(rows, names, block, len(settings)) for block in _blocks(rows, names, width)]
     if len(snapshots) > 1:
-        differ = f"{len(settings)} settings differ" if settings else "no setting differs"
+        differ = {0: "no setting differs", 1: "1 setting differs"}.get(
+            len(settings), f"{len(settings)} settings differ"
+        )
         parts.append(Text(f"{differ}, {shared} are the same (config.toml of each run has all)"))
     return parts
 

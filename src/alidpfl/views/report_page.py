@@ -84,6 +84,8 @@ def caveats(snapshot: RunSnapshot) -> list[str]:
     if not snapshot.covers_everything:
         reasons = "; ".join(snapshot.uncovered) or "un-noised values were used or shown"
         found.append(f"ε does NOT cover this run: {reasons}.")
+    if (weakness := (snapshot.summary or {}).get("weakness")) is not None:
+        found.append(f"{weakness}.")
     if known["is_synthetic"]:
         found.append("The data are synthetic: drawn by a program, not measured anywhere.")
     if (snapshot.summary or {}).get("randomness") == "seeded":

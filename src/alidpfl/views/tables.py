@@ -90,6 +90,12 @@ def _noise(facts: Mapping[str, Any]) -> Text:
     return steps if before is None else steps.append(f", before: 2 x {number(before)}")
 
 
+def _rounds(facts: Mapping[str, Any]) -> Text:
+    """Of training; two more release the statistics that fixed features are scaled by."""
+    found = _plain("rounds")(facts)
+    return found if facts.get("statistics_noise") is None else found.append(", and 2 for statistics")
+
+
 def _best_round(facts: Mapping[str, Any]) -> Text:
     best = facts["best_round"]
     return Text(UNKNOWN if best is None else str(best + 1))  # people count from 1
@@ -128,7 +134,7 @@ _SETTINGS: dict[str, Callable[[Mapping[str, Any]], Text]] = {
 RESULTS: dict[str, Callable[[Mapping[str, Any]], Text]] = {
     "ε spent": _epsilon,
     "steps": _plain("steps"),
-    "rounds": _plain("rounds"),
+    "rounds": _rounds,
     "accuracy": _accuracy("accuracy"),
     "best accuracy": _accuracy("best_accuracy"),
     "best in round": _best_round,
