@@ -73,8 +73,36 @@ AUDIT_MUTANTS = (
     (
         "audit: as much likeness is allowed for many products as for one",
         NOISE,
-        "terms = min(self._draws, _COMPARED) * torch.arange(size - 1, 0, -1, dtype=torch.float64)",
+        "terms = min(self._releases, _COMPARED) * torch.arange(size - 1, 0, -1, dtype=torch.float64)",
         "terms = torch.ones(size - 1, dtype=torch.float64)",
+        NOISE_TESTS,
+    ),
+    (
+        "audit: a release that is no number is passed over",
+        NOISE,
+        "if self.not_finite:",
+        "if False:",
+        NOISE_TESTS,
+    ),
+    (
+        "audit: what lies under the noise of an update is taken for nothing",
+        "src/alidpfl/audit/arms.py",
+        "unnoised={False: without},",
+        "unnoised={False: torch.zeros_like(without)},",
+        NOISE_TESTS,
+    ),
+    (
+        "audit: only every other release is looked at",
+        "src/alidpfl/audit/arms.py",
+        "({} if gradients.is_random else {True: -shift})",
+        "{}",
+        NOISE_TESTS,
+    ),
+    (
+        "audit: both signs of a sum have the whole error",
+        NOISE,
+        "exponent = math.log(2 / error)",
+        "exponent = math.log(1 / error)",
         NOISE_TESTS,
     ),
     (

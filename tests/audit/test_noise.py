@@ -1,25 +1,28 @@
 """The noise, coordinate by coordinate: honest noise passes, what one line does not show is found."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
 from alidpfl.audit import audit_step
-from alidpfl.audit.noise import NoiseMeter
+from alidpfl.audit.arms import make_arms
+from alidpfl.audit.noise import NoiseMeter, largest_sum
+from alidpfl.audit.subject import stream
 from alidpfl.dpsgd import step
 from tests.audit.parts import REAL_ADD_NOISE, network, subject
 
 SIZE, DRAWS = 300, 400
 
 
-def measured(noise, *, draws=DRAWS, params=None, mean=0.0, scale=1.0):
+def measured(noise, *, draws=DRAWS, params=None, mean=0.0, scale=1.0, **how):
     """Of releases `noise(random)` (SIZE,)."""
     params = torch.zeros(SIZE) if params is None else params
-    meter = NoiseMeter(params, torch.full((SIZE,), mean), scale)
+    meter = NoiseMeter(params, scale, **how)
     random = torch.Generator().manual_seed(0)
     for _ in range(draws):
-        meter.add(noise(random))
+        meter.add(noise(random), torch.full((SIZE,), mean))
     return meter.audit(0.9999)
 
 
@@ -32,7 +35,7 @@ def test_honest_noise_passes_whatever_lies_under_it():
     assert found.problem is None
     assert found.refuted_below < found.least < 1
     assert found.unread == 0
-    assert found.draws == DRAWS
+    assert found.releases == DRAWS
 
 
 def test_honest_noise_is_refuted_as_seldom_as_is_said():
@@ -40,9 +43,9 @@ def test_honest_noise_is_refuted_as_seldom_as_is_said():
     refuted = 0
     for seed in range(200):
         random = torch.Generator().manual_seed(seed)
-        meter = NoiseMeter(torch.zeros(20), torch.zeros(20), 1.0)
+        meter = NoiseMeter(torch.zeros(20), 1.0)
         for _ in range(100):
-            meter.add(torch.randn(20, generator=random))
+            meter.add(torch.randn(20, generator=random), torch.zeros(20))
         refuted += meter.audit(0.5).problem is not None
     assert 5 <= refuted <= 100  # 0 would be a test that cannot refute
 
@@ -98,11 +101,54 @@ def test_weights_too_coarse_to_be_read_are_said_to_be():
 
 
 def test_a_model_of_one_weight():
-    meter = NoiseMeter(torch.zeros(1), torch.zeros(1), 1.0)
+    meter = NoiseMeter(torch.zeros(1), 1.0)
     random = torch.Generator().manual_seed(0)
     for _ in range(100):
-        meter.add(torch.randn(1, generator=random))
+        meter.add(torch.randn(1, generator=random), torch.zeros(1))
     assert meter.audit(0.9999).problem is None
+
+
+def test_a_sum_of_products_exceeds_its_bound_as_seldom_as_is_said():
+    """Of 50 products, a chain: each number is in two."""
+    assert largest_sum(100, 2 * math.exp(-3)) == pytest.approx(6 + math.sqrt(36 + 600))  # both signs share the error
+    numbers = torch.randn(20_000, 51, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sums = (numbers[:, 1:] * numbers[:, :-1]).sum(1).abs()
+    for error in (0.3, 0.03):
+        assert 0 < float((sums > largest_sum(50, error)).double().mean()) <= error
+
+
+def test_what_lies_under_the_noise_need_not_be_known_exactly():
+    """An offset looks like noise that comes again: it must not refute, nor hide a weight that has none."""
+
+    def noise(random):
+        return honest(random) + 1
+
+    assert measured(noise).problem is not None
+    found = measured(noise, is_exact=False)
+    assert found.problem is None
+    assert (found.alike, found.repeated) == (None, None)
+
+    def but_one(random):
+        found = noise(random)
+        found[5] = 1.0
+        return found
+
+    assert measured(but_one, is_exact=False).problem == "weight 5 has 0 of the noise that is claimed"
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_releases_that_are_no_numbers_do_not_blind_it(number):
+    def noise(random):
+        found = 0 * honest(random)
+        found[0] = number
+        return found
+
+    assert measured(noise).problem == f"{DRAWS} releases hold numbers that are not finite"
+
+
+def test_noise_that_cannot_be_read_anywhere_is_said_to_be():
+    found = measured(honest, params=torch.full((SIZE,), 1e9))
+    assert (found.least, found.unread, found.problem) == (None, SIZE, None)
 
 
 def noise_but(monkeypatch, change):
@@ -127,6 +173,54 @@ def alike(before, noised):
     size = before["2.weight"].numel()
     noise = (noised["0.weight"] - before["0.weight"]).flatten()[:size]
     noised["2.weight"] = (before["2.weight"] + noise.view_as(before["2.weight"])).float()
+
+
+def test_noise_that_is_used_twice_is_found(monkeypatch):
+    """Drawn for one step, and taken again for the next."""
+    kept = []
+
+    def add_noise(gradients, scale, random):
+        before = {name: gradient.double() for name, gradient in gradients.items()}
+        if kept:
+            noise = kept.pop()
+            gradients.update({name: (before[name] + noise[name]).float() for name in before})
+        else:
+            REAL_ADD_NOISE(gradients, scale, random)
+            kept.append({name: gradients[name] - before[name] for name in before})
+
+    monkeypatch.setattr(step, "add_noise", add_noise)
+    found = audit_step(subject(network()), draws=300, seed=1)
+    assert found.noise.problem == "a release has the noise of the one before, or some of it"
+    assert found.is_refuted
+
+
+RANDOM_LOSSES = {
+    "strong perturbation": {"perturbation": 1.0, "regularisation": 3.0},
+    "dropout": {"model": torch.nn.Sequential(torch.nn.Dropout(0.8), torch.nn.Linear(8, 3))},
+}
+
+
+@pytest.mark.parametrize("name", RANDOM_LOSSES)
+def test_an_honest_update_whose_loss_is_random_is_not_refuted(name):
+    """What lies under its noise is known on average only."""
+    audited = subject(sigma=0.3, epsilon=50.0, method="pe_dpfl", variant="output", **RANDOM_LOSSES[name])
+    assert not make_arms(audited, stream(1)).is_exact
+    assert audit_step(audited, draws=2000, seed=1).noise.problem is None
+
+
+@pytest.mark.parametrize(
+    "settings", [{"model": network()}, {}, {"method": "pe_dpfl", "variant": "output", "regularisation": 0.0}]
+)
+def test_releases_lie_around_what_is_taken_to_be_under_the_noise(settings):
+    arms = make_arms(subject(sigma=0.3, epsilon=50.0, **settings), stream(1))
+    random, draws = stream(2), 300
+    assert arms.unnoised.keys() == ({False} if settings.get("method") else {False, True})
+    for is_in, unnoised in arms.unnoised.items():
+        mean = torch.stack([arms.released(is_in, number, random) for number in range(draws)]).mean(0)
+        off = (mean - unnoised) / (arms.noise_scale / draws**0.5)
+        assert float(off.abs().max()) < 5
+        if is_in or settings.get("method"):
+            assert float(unnoised.norm()) > 5 * arms.noise_scale / draws**0.5, "nothing to tell apart"
 
 
 @pytest.mark.parametrize("change", [without_biases, without_one_weight, alike])

@@ -44,8 +44,10 @@ class Arms:
     """Of the arms' un-noised values, in the same units."""
     copies: int
     """Canaries that come and go together: what is 1/σ for one record is `copies`/σ for them (group privacy)."""
-    unnoised: Tensor = field(repr=False)
-    """(num_params,) by how much the weights would move without the canary and without noise."""
+    unnoised: dict[bool, Tensor] = field(repr=False)
+    """(num_params,) by how much the weights would move without noise, of the arms of which that is known."""
+    is_exact: bool
+    """False where it is known as an average only, over what the loss draws at random."""
     noise_scale: float
     """σC (or 2σS): the noise on every weight."""
 
@@ -98,7 +100,8 @@ def _arms_of_step(subject: Subject, gradients: CanaryGradients, random: RandomSt
         threshold=distance / clip_norm / 2,
         distance=distance / clip_norm,
         copies=copies,
-        unnoised=torch.zeros_like(params),
+        unnoised={False: torch.zeros_like(params)} | ({} if gradients.is_random else {True: -shift}),
+        is_exact=True,
         noise_scale=sigma * clip_norm,
     )
 
@@ -135,7 +138,8 @@ def _arms_of_update(subject: Subject, gradients: CanaryGradients, random: Random
         threshold=float(torch.dot(without + with_canary, reader)) / 2,
         distance=float(shift.norm()) / (2 * limit),
         copies=1,
-        unnoised=without,
+        unnoised={False: without},
+        is_exact=not gradients.is_random,
         noise_scale=2 * subject.noise_multiplier * limit,
     )
 

@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 from alidpfl.dpsgd import RandomStream
@@ -24,6 +24,12 @@ class CanaryGradients:
         self._clipper = clipper_for(objective, "cpu")
         self.params = flatten(self._clipper.parameters)
         """The first weights."""
+
+    @property
+    def is_random(self) -> bool:
+        """True if the loss of a record differs from step to step at the same weights."""
+        dropouts = (m for m in self._objective.model.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
+        return self._objective.before_step is not None or any(dropout.p > 0 for dropout in dropouts)
 
     def total(self, params: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float, random: RandomStream) -> Tensor:
         """(num_params,) the sum of the records' clipped gradients at these weights, un-noised."""

@@ -53,7 +53,7 @@ class StepAudit:
     epsilon_lower_bound: float
     """ε of the run, were its steps as private as `lower_bound` says and no more."""
     noise: NoiseAudit
-    """Coordinate by coordinate."""
+    """Weight by weight."""
     without: tuple[float, ...] = field(repr=False)
     """What was observed without the canary, in units of its arm's claimed sensitivity."""
     with_canary: tuple[float, ...] = field(repr=False)
@@ -106,7 +106,7 @@ def audit_step(
     check_draws(draws)
     arms = make_arms(subject, stream(seed, _CANARY))
     draws = draws or default_draws(len(arms.params))
-    meter = NoiseMeter(arms.params, arms.unnoised, arms.noise_scale)
+    meter = NoiseMeter(arms.params, arms.noise_scale, is_exact=arms.is_exact)
     without, with_canary = _observed(arms, meter, draws, seed, on_progress or (lambda _what, _share: None))
     false_positives = sum(value > arms.threshold for value in without)
     false_negatives = sum(not value > arms.threshold for value in with_canary)
@@ -149,8 +149,8 @@ def _observed(
         for is_in, values in observed.items():
             change = arms.released(is_in, number, random)
             values.append(arms.read(change))
-            if not is_in:
-                meter.add(change)
+            if is_in in arms.unnoised:
+                meter.add(change, arms.unnoised[is_in])
         if number % _TELL_EVERY == 0:
             tell("one step", number / draws)
     return tuple(observed[False]), tuple(observed[True])

@@ -45,6 +45,8 @@ def _step_table(step: dict[str, Any]) -> Table:
 def _noise(noise: dict[str, Any]) -> str:
     if noise["problem"]:
         return str(noise["problem"])
+    if noise["least"] is None:
+        return "not read: the weights are too coarse for so little of it"
     unread = f"; {noise['unread']} weights are too coarse for theirs to be read" if noise["unread"] else ""
     return f"at least {noise['least']:.3f} σC a weight; below {noise['refuted_below']:.3f} is refuted{unread}"
 
