@@ -252,7 +252,7 @@ CANCELLING = {
             cancelling_sequences(positions, width),
             outputs,
         )
-        for positions, width, outputs in ((33, 13, 2), (7, 5, 3), (12, 7, 10), (9, 16, 5))
+        for positions, width, outputs in ((33, 13, 2), (7, 5, 3), (12, 7, 10), (9, 16, 5), (3, 64, 64), (5, 31, 17))
     },
     **{
         f"{side} x {side} of {channels}-{outputs} by {kernel} x {kernel}": (

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -144,6 +145,20 @@ def test_update_release_clips_and_noises_the_whole_update_once():
     noise = trainer(flat_model()).train(torch.zeros(4000), flat_data(), noisy, RandomStream.seeded(1)).params
     assert float(noise.std()) == pytest.approx(2 * 0.3 * 2.0, rel=0.05)
     assert float(noise.std()) != pytest.approx(0.3 * 2.0, rel=0.05)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, 1e15])
+def test_what_an_update_contributes_never_exceeds_s_by_any_rounding(monkeypatch, scale):
+    """Strictly: what is charged is noise for a move of 2S, and not a little more."""
+    seen = []
+    monkeypatch.setattr(client, "add_noise", lambda released, *_: seen.append(released["update"].clone()))
+    plan = replace(PLAN, release="update", clip_norm=0.7)
+    for seed in range(200):
+        after = scale * torch.randn(1 + 7 * seed, generator=torch.Generator().manual_seed(seed))
+        client._noised_update(torch.zeros(len(after)), after, plan, RandomStream.seeded(1))
+    norms = [math.sqrt(sum(Fraction(value) ** 2 for value in update.tolist())) for update in seen]
+    assert max(norms) <= 0.7
+    assert scale < 1 or min(norms[10:]) > 0.7 * (1 - 1e-5), "updates are clipped to S, and not far below"
 
 
 @pytest.mark.parametrize("end", [math.inf, math.nan])

@@ -1,6 +1,7 @@
 """The accounts: nothing is spent that was not charged, nothing is charged that the budget does not pay for."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -95,6 +96,45 @@ def test_accounts_are_not_taken_over_on_other_terms():
         PlannedLedger(PrivacyBudget(epsilon=3.0, delta=1e-5), 0.015, 1.1, accountant="rdp").restore(kept)
     with pytest.raises(ConfigError, match="order was"):
         FilteredLedger(BUDGET, 0.015, 4.0).restore(filtered().to_json())
+
+
+@pytest.mark.parametrize("make", [planned, filtered])
+def test_every_term_is_compared(make):
+    """Whatever a ledger names as its terms: none may change, or be missing, without being noticed."""
+    kept = make().to_json()
+    make().restore(kept)
+    for key, value in kept["terms"].items():
+        changed = {**kept["terms"], key: "another"}
+        without = {other: term for other, term in kept["terms"].items() if other != key}
+        for terms in (changed, without):
+            with pytest.raises(ConfigError, match=f"{key} was .* and is {re.escape(str(value))}"):
+                make().restore({**kept, "terms": terms})
+
+
+RELEASES = (GaussianRelease(noise_multiplier=20.0, count=2),)
+OTHERS = {
+    planned: {
+        "epsilon": lambda: PlannedLedger(PrivacyBudget(epsilon=2.1, delta=1e-5), 0.015, 1.1, accountant="rdp"),
+        "delta": lambda: PlannedLedger(PrivacyBudget(epsilon=2.0, delta=2e-5), 0.015, 1.1, accountant="rdp"),
+        "accountant": lambda: planned("rdp-paper"),
+        "sample_rate": lambda: PlannedLedger(BUDGET, 0.014, 1.1, accountant="rdp"),
+        "noise_multiplier": lambda: PlannedLedger(BUDGET, 0.015, 1.2, accountant="rdp"),
+        "releases": lambda: planned(releases=RELEASES),
+    },
+    filtered: {
+        "epsilon": lambda: FilteredLedger(PrivacyBudget(epsilon=2.01, delta=1e-5), 0.015, 1.1),
+        "delta": lambda: FilteredLedger(PrivacyBudget(epsilon=2.0, delta=1.01e-5), 0.015, 1.1),
+        "order": lambda: FilteredLedger(BUDGET, 0.015, 4.0),
+        "sample_rate": lambda: FilteredLedger(BUDGET, 0.0149, 1.1),
+        "rdp_of_releases": lambda: FilteredLedger(BUDGET, 0.015, 1.1, releases=RELEASES),
+    },
+}
+
+
+@pytest.mark.parametrize(("make", "key"), [(make, key) for make, others in OTHERS.items() for key in others])
+def test_what_a_ledger_was_made_with_is_among_its_terms(make, key):
+    with pytest.raises(ConfigError, match=f"{key} was"):
+        OTHERS[make][key]().restore(make().to_json())
 
 
 def test_planned_ledger_refuses_other_noise_than_planned():

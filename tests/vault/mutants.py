@@ -32,6 +32,13 @@ VAULT_MUTANTS = (
         KILLS,
     ),
     (
+        "vault: two may ask at once",
+        f"{VAULT}/custody.py",
+        "            with self._turn:\n                return self._answer(content)\n",
+        "            return self._answer(content)\n",
+        CUSTODY,
+    ),
+    (
         "vault: a changed replay is answered",
         f"{VAULT}/custody.py",
         "if book.reservations[number].request != digest:",

@@ -3,6 +3,8 @@
 import errno
 import json
 import math
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -191,6 +193,30 @@ def test_a_replay_is_answered_with_the_stored_bytes_also_after_a_restart(tmp_pat
     with opened(folder, trainer) as vault:
         assert vault.answer(body()) == first
     assert (len(trainer.plans), spent(folder)) == (1, 2)
+
+
+def test_one_instruction_from_two_sides_at_once_is_trained_once(tmp_path):
+    """Whoever calls the vault, threads of one process too: the second waits, and gets what was stored for the first."""
+    trainer, answers = CountingTrainer(), []
+    train, both_asked = trainer._train, threading.Event()
+
+    def slowly(start, plan):
+        both_asked.wait(5)
+        time.sleep(0.2)  # long enough for the other to come in, were the door open
+        return train(start, plan)
+
+    trainer._train = slowly
+    with opened(made_vault(tmp_path), trainer) as vault:
+        threads = [threading.Thread(target=lambda: answers.append(vault.answer(body()))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        both_asked.set()
+        for thread in threads:
+            thread.join()
+        assert len(vault.ledger.book.reservations) == 1
+    assert len(trainer.plans) == 1
+    assert len(answers) == 2
+    assert answers[0] == answers[1]
 
 
 def test_a_replay_written_down_differently_is_the_same_request(tmp_path):
