@@ -37,6 +37,13 @@ MUTANTS: tuple[Mutant, ...] = (
         STEP,
     ),
     Mutant(
+        "the norms of sequences round by their place",
+        "src/alidpfl/dpsgd/layers.py",
+        "gram = even_products_of(grads, grads.mT) * products",
+        "gram = torch.bmm(grads, grads.mT) * products",
+        "tests/dpsgd/test_filling.py",
+    ),
+    Mutant(
         "accounts kept at another δ are taken over",
         "src/alidpfl/privacy/ledger.py",
         """            "delta": self._budget.delta,

@@ -289,6 +289,24 @@ def test_a_record_whose_terms_cancel_does_not_feel_its_place(name, is_native, mo
     assert float(whole.statistics.norms.max()) > 1, "nothing was clipped"
 
 
+@pytest.mark.parametrize("width", [3, 17, 31, 48, 54])
+@pytest.mark.parametrize("positions", [2, 3, 5, 7])
+def test_a_sequence_of_tokens_does_not_feel_its_place(positions, width):
+    """Norms of rows that repeat come from products of their gradients: these must not round by where they begin."""
+    tokens, targets = (
+        torch.randint(5, (100, positions), generator=torch.Generator().manual_seed(width)),
+        torch.arange(100),
+    )
+    model = nn.Sequential(nn.Embedding(5, width), nn.Flatten(), nn.Linear(width * positions, 100))
+    with torch.no_grad():
+        model[2].weight.copy_(HUGE * made(100, width * positions))
+    clipper = PerSampleClipper(model)
+    whole, without = (
+        clipper.clipped_sum(tokens[first:], targets[first:], clip_norm=1.0, seed=0).statistics.norms for first in (0, 1)
+    )
+    assert torch.equal(whole[1:], without)
+
+
 @pytest.mark.parametrize("settings", [{"microbatch_size": 20}, {"max_gradient_bytes": 80}])
 def test_small_pieces_are_filled_up_too(settings, bits):
     """A piece of 20 samples, because more are not wanted, or because more gradients of a module would not fit."""
