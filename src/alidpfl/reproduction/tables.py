@@ -11,7 +11,12 @@ from alidpfl.reproduction.grid import NAMES, SEARCH, Cell, Grid
 from alidpfl.reproduction.published import citation, published
 from alidpfl.reproduction.results import Result
 
-_SYMBOLS = {"method.clip_norm": "C", "method.learning_rate": "η"}
+_SYMBOLS = {
+    "method.clip_norm": "C",
+    "method.learning_rate": "η",
+    "method.options.regularisation": "λ",
+    "method.options.smallest_clip_norm": "smallest C",
+}
 _UNCOVERED = "its rule reads un-noised signals, which ε does not cover"
 
 
@@ -186,4 +191,4 @@ def _listed(settings: Mapping[str, Mapping[str, object]]) -> str:
 def _escaped(text: str) -> str:
     for plain in ("%", "_", "&", "#"):
         text = text.replace(plain, f"\\{plain}")
-    return text.replace("ε", r"$\varepsilon$").replace("η", r"$\eta$")
+    return text.replace("ε", r"$\varepsilon$").replace("η", r"$\eta$").replace("λ", r"$\lambda$")
