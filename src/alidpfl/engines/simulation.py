@@ -62,8 +62,8 @@ class Simulation:
             raise ConfigError(f"processes={processes} must be at least 1; leave it out for one a core")
         if wanted > 1 and not sys.platform.startswith("linux"):
             raise ConfigError(f"processes={processes} needs Linux, where processes can be forked; use 1")
-        # More processes than clients would only wait.
-        self._processes = 1 if device != "cpu" else min(wanted, max(1, len(data.clients)))
+        # More than clients would only wait. Two stay two: in a process of its own an error keeps its details to itself.
+        self._processes = 1 if device != "cpu" else min(wanted, max(2, len(data.clients)))
         with steady_arithmetic():
             self._runner = Runner(model=model, method=method, data=data, seed=seed, device=device, noise=noise)
             check_enrolment(self._runner.model, data)
