@@ -116,6 +116,8 @@ def show(
         _print_json(dataset, kind=kind, beta=beta, seed=seed, counts=counts, small=small)
     else:
         _print_picture(counts, title)
+        if kind is PartitionKind.NATURAL and dataset.client_names:
+            _print_names(dataset.client_names[:_MOST_COLUMNS])
     if small:
         _warn_of(small, sample_rate)
 
@@ -160,6 +162,7 @@ def _print_json(
         "num_test": len(dataset.test),
         "counts": counts.tolist(),
         "small_clients": list(small),
+        "client_names": list(dataset.client_names) if kind is PartitionKind.NATURAL else [],
     }
     typer.echo(json.dumps(document))
 
@@ -176,6 +179,12 @@ def _print_picture(counts: "NDArray[np.int64]", title: str) -> None:
         console.print(_block(shown[start : start + fitting], start, most))
     if (left := len(counts) - len(shown)) > 0:
         console.print(f"and {left} clients more: --plot or --json shows all")
+
+
+def _print_names(names: Sequence[str]) -> None:
+    """Folded to the width; a file's name may hold anything, and is text here."""
+    told = (f"{number} = {name if name.isprintable() else repr(name)}" for number, name in enumerate(names))
+    Console().print(f"clients: {', '.join(told)}", markup=False, highlight=False)
 
 
 def _block(counts: "NDArray[np.int64]", first_client: int, most: int) -> Table:

@@ -118,6 +118,8 @@ def test_show_counts_every_sample(tmp_path):
     assert ["0", "10", "░", "250", "█"] in rows
     assert ["all", "20", "500"] in rows
     assert "2 clients, as they came" in text
+    names = [path.stem for path in sorted(folder.glob("*.npz")) if path.stem != "test"]
+    assert f"clients: 0 = {names[0]}, 1 = {names[1]}" in text
 
 
 def test_show_fits_eighty_columns_and_says_what_is_what(tmp_path, monkeypatch):

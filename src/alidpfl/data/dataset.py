@@ -63,6 +63,8 @@ class Dataset:
     """What is known of the clients' records before training, without noise: no ε covers it."""
     natural_clients: tuple[Tensor, ...] | None = field(default=None, repr=False)
     """Where clients are given: for each the indices (int64, sorted) of its training samples; otherwise None."""
+    client_names: tuple[str, ...] = ()
+    """Of the given clients, where they have any."""
 
     def __post_init__(self) -> None:
         if self.num_classes < _FEWEST_CLASSES:

@@ -55,7 +55,7 @@ def load_npz(folder: Path, seed: int, pixel_range: PixelRange, num_classes: int 
         name="npz",
         num_classes=num_classes,
     )
-    return replace(dataset, shown=tuple(shown))
+    return replace(dataset, shown=tuple(shown), client_names=tuple(path.stem for path in paths))
 
 
 def load_client(path: Path, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> LabelledData:

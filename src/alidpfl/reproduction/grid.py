@@ -126,7 +126,7 @@ def load_grid(name: str) -> Grid:
         except OSError as error:
             raise ConfigError(f"cannot read the grid {path}: {error.strerror}") from None
         return _parsed(path.stem, content, str(path))
-    named("grid", name, dict.fromkeys(NAMES))
+    named("grid", name, dict.fromkeys((*NAMES, "a file of your own, such as mine.toml")))
     grid = _parsed(name, _shipped(name), name)
     return grid if name == SEARCH else grid.model_copy(update={"tuned": tomllib.loads(_shipped("tuned"))})
 
