@@ -19,6 +19,7 @@ from tests.faults.mutants import FAULT_MUTANTS  # noqa: E402
 from tests.features.mutants import FEATURE_MUTANTS  # noqa: E402
 from tests.flower.mutants import FLOWER_MUTANTS  # noqa: E402
 from tests.mutation import Mutant, Progress, check_baseline, chosen, keep_killer, killers  # noqa: E402
+from tests.runs.mutants import RUN_MUTANTS  # noqa: E402
 from tests.vault.mutants import VAULT_MUTANTS  # noqa: E402
 
 STEP, CLIPPING, RANDOM = "tests/dpsgd/test_step.py", "tests/dpsgd/test_clipping.py", "tests/dpsgd/test_randomness.py"
@@ -655,6 +656,7 @@ MUTANTS += tuple(
         *GRID_MUTANTS,
         *AUDIT_MUTANTS,
         *FAULT_MUTANTS,
+        *RUN_MUTANTS,
     )
 )
 

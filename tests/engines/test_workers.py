@@ -124,6 +124,7 @@ def test_workers_let_go_of_the_locks_of_their_parent(tmp_path):
     with (tmp_path / "lock").open("w") as file, simulation(2) as engine:
         fcntl.flock(file, fcntl.LOCK_EX)
         engine.train(zeros(), [plan(0), plan(1)])
+        assert len(_workers()) == 2
         for worker in _workers():
             links = [os.readlink(f"/proc/{worker}/fd/{name}") for name in os.listdir(f"/proc/{worker}/fd")]
             assert str(tmp_path / "lock") not in links

@@ -12,6 +12,16 @@ from tests.vault.parts import CountingTrainer, body, made_vault, not_served, ope
 
 from .disks import small_disk
 
+GRID = """title = "of data that are made"
+datasets = ["synthetic"]
+[[columns]]
+name = "one"
+settings = {}
+[[methods]]
+name = "ratio"
+settings = { "method.policy" = "ratio" }
+"""
+
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory):
@@ -25,6 +35,7 @@ def disk(tmp_path_factory):
         results, (cell, *_) = Results(made.path / "results.sqlite"), cells(load_grid("small"))
         results.add(made_result(cell, 90.0))
         results.write_lines(made.path / "small.jsonl", {cell.key})
+        (made.path / "mine.toml").write_text(GRID)
         made.make_read_only()
         yield made
 
@@ -50,7 +61,7 @@ def test_what_reads_goes_on(disk, arguments):
         ["run", "--resume", "{}/stopped"],
         ["report", "{}/finished", "-o", "{}/page.html"],
         ["show", "{}/finished", "--plot", "{}/plot.svg"],
-        ["reproduce", "small", "--store", "{}"],
+        ["reproduce", "{}/mine.toml", "--store", "{}"],
     ],
 )
 def test_what_writes_says_so(disk, arguments):

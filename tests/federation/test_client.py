@@ -147,6 +147,20 @@ def test_update_release_clips_and_noises_the_whole_update_once():
     assert float(noise.std()) != pytest.approx(0.3 * 2.0, rel=0.05)
 
 
+def test_a_trial_of_the_model_takes_no_record(monkeypatch):
+    """It comes before the charge."""
+    made, asked = trainer(), []
+    real = made._clipper.clipped_sum
+
+    def spy(inputs, targets, *, rows, **settings):
+        asked.append(rows)
+        return real(inputs, targets, rows=rows, **settings)
+
+    monkeypatch.setattr(made._clipper, "clipped_sum", spy)
+    made.rehearse(client_data())
+    assert [len(rows) for rows in asked] == [0]
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, 1e15])
 def test_what_an_update_contributes_never_exceeds_s_by_any_rounding(monkeypatch, scale):
     """Strictly: what is charged is noise for a move of 2S, and not a little more."""

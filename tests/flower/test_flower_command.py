@@ -106,6 +106,7 @@ def _handshake(server, context, host) -> str:
 
 def test_private_keys_are_the_owners_alone(tmp_path):
     alidpfl("flower", "certs", tmp_path / "keys", "--nodes", 1)
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
     for name in ("ca.key", "server.key", "node_1"):
         assert stat.S_IMODE((tmp_path / "keys" / name).stat().st_mode) == 0o600
     private = load_ssh_private_key((tmp_path / "keys" / "node_1").read_bytes(), None)

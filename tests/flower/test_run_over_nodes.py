@@ -143,6 +143,13 @@ def test_words_in_an_answer_cannot_write_on_the_servers_terminal(tmp_path):
     assert all(line.isprintable() and len(line) < 500 for line in link.told)
 
 
+def test_an_answer_that_is_too_large_is_not_read(tmp_path):
+    """Right weights, and megabytes of words beside them."""
+    link = fake_link(hooks={NODE_IDS[0]: forged_unchecked({"words": "x" * 5_000_000})})
+    assert run_over_nodes(link, run_config(tmp_path / "out")).rounds == 4
+    assert any("too-large" in line or "has more than" in line for line in link.told)
+
+
 def test_garbage_is_no_answer(tmp_path):
     link = fake_link(hooks={NODE_IDS[2]: lambda question, _, honest: honest if question == "info" else b"garbage"})
     assert run_over_nodes(link, run_config(tmp_path / "out")).rounds == 4
@@ -224,6 +231,7 @@ def test_a_vault_may_run_fewer_steps_than_asked_for(tmp_path):
     run_over_nodes(link, run_config(tmp_path / "out", settings))
     records = RunDirectory.open(tmp_path / "out").records()
     assert all(not record.dropped and not record.rejected for record in records)
+    assert [record.cut for record in records] == [{1: 1}] * len(records)  # and the average knows it
 
 
 def replace_steps(request, steps):
@@ -395,9 +403,20 @@ def test_the_server_needs_no_data_of_its_own(tmp_path, simulated):
     assert all(record.accuracy is None for record in RunDirectory.open(tmp_path / "out").records())
 
 
-def test_the_model_says_that_its_noise_was_seeded(tmp_path, simulated):
-    run_over_nodes(fake_link(), run_config(tmp_path / "out"))
-    assert "SEEDED" in RunDirectory.open(tmp_path / "out").read_model()[1]["noise"]
+def secure(question, content, honest):
+    """Says of itself what vaults say whose noise is of the operating system's entropy."""
+    if question != "info":
+        return honest
+    told = json.loads(honest)
+    assert told["info"]["unsafe"], "these nodes are seeded"
+    told["info"]["unsafe"] = []
+    return json.dumps(told).encode()
+
+
+@pytest.mark.parametrize(("seeded", "says"), [(3, "SEEDED"), (1, "SEEDED"), (0, "secure")])
+def test_the_model_says_if_the_noise_of_any_node_was_seeded(tmp_path, seeded, says):
+    run_over_nodes(fake_link(hooks=dict.fromkeys(NODE_IDS[seeded:], secure)), run_config(tmp_path / "out"))
+    assert RunDirectory.open(tmp_path / "out").read_model()[1]["noise"].startswith(says)
 
 
 @pytest.mark.parametrize(

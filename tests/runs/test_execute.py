@@ -13,6 +13,7 @@ from alidpfl.data import load as load_dataset
 from alidpfl.engines.runner import Runner
 from alidpfl.engines.simulation import Simulation
 from alidpfl.errors import AliDpflError, BudgetExceededError, ConfigError
+from alidpfl.federation.client import LocalTrainer
 from alidpfl.federation.loop import Training
 from alidpfl.models import linear
 from alidpfl.privacy import PrivacyBudget, SampledGaussian, epsilon, max_steps, noise_multiplier_for
@@ -172,9 +173,34 @@ def test_a_rehearsal_spends_nothing_and_changes_nothing(tmp_path):
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
+def test_a_rehearsal_looks_at_zeros_and_not_at_records(monkeypatch):
+    """It is timed before anything was charged."""
+    seen, real = [], LocalTrainer.train
+
+    def spy(self, params, data, plan, random):
+        seen.append(data)
+        return real(self, params, data, plan, random)
+
+    monkeypatch.setattr(LocalTrainer, "train", spy)
+    federation = prepare(config(federation__time_limit="1h", run__processes=1)).federation
+    federation.check_time_limit()
+    assert seen
+    for data in seen:
+        assert not data.inputs.any()
+        assert not data.targets.any()
+
+
 def test_a_delta_too_large_for_the_smallest_client_is_warned_of():
-    (warning,) = prepare(config(privacy__delta=0.02)).warnings
-    assert re.search(r"delta=0\.02 is not below 1/\d+, and a client has \d+ records", warning)
+    weakness = prepare(config(privacy__delta=0.02)).weakness
+    assert re.search(r"delta=0\.02 is not below 1/\d+, and a client has \d+ records", weakness)
+    assert "hides next to nothing" in prepare(config(privacy__epsilon=1000.0)).weakness
+    assert prepare(config()).weakness is None
+
+
+def test_a_weak_budget_is_told_at_the_end_too(tmp_path):
+    outcome = execute(config(privacy__epsilon=1000.0), tmp_path / "run")
+    assert "hides next to nothing" in outcome.weakness
+    assert RunDirectory.open(tmp_path / "run").summary()["weakness"] == outcome.weakness
 
 
 class _Clock:

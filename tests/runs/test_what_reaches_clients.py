@@ -12,6 +12,7 @@ from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation.client import LocalTrainer
 from alidpfl.runs import execute, load_config, resume
 from alidpfl.runs.build import prepare
+from alidpfl.runs.execute import Listener
 from alidpfl.store import RunDirectory
 
 execution = importlib.import_module("alidpfl.runs.execute")  # the package has a function of that name
@@ -76,13 +77,16 @@ def test_python_accounts_for_the_rate_that_clients_use(seen):
     assert all(is_secure for *_, is_secure in seen)
 
 
-def interrupted(path, *overrides):
-    """A run that was killed after two of its rounds."""
-    config = load_config(overrides=[*BASE, "max_rounds=6", *overrides])
-    execute(config, path)
-    directory = RunDirectory.open(path)
-    (path / "summary.json").unlink()
-    return directory
+def interrupted(path, *overrides, after=2):
+    """A run that was killed after so many of its six rounds."""
+
+    def killed(record, _seconds):
+        if record.number == after:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        execute(load_config(overrides=[*BASE, "max_rounds=6", *overrides]), path, listener=Listener(on_round=killed))
+    return RunDirectory.open(path)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,9 @@ def interrupted(path, *overrides):
         ("epsilon = 2.0", "epsilon = 1.0", "epsilon"),
         ('accountant = "pld"', 'accountant = "rdp"', "accountant"),
         ("clients = 4", "clients = 5", "clients"),
+        ("clip_norm = 1.0", "clip_norm = 2.0", "clip_norm"),
+        ('randomness = "seeded"', 'randomness = "secure"', "randomness"),
+        ('accountant = "pld"', 'accountant = "pld"\nnoise = "grid"', r"privacy\.noise was"),
     ],
 )
 def test_a_run_does_not_go_on_with_other_settings(tmp_path, old, new, named):
@@ -102,6 +109,13 @@ def test_a_run_does_not_go_on_with_other_settings(tmp_path, old, new, named):
     config.write_text(config.read_text().replace(old, new))
     with pytest.raises(ConfigError, match=named):
         resume(tmp_path / "run")
+
+
+def test_whatever_a_result_depends_on_binds_the_run():
+    config = load_config(overrides=BASE)
+    every = {f"{section}.{key}" for section, values in config.to_dict().items() for key in values}
+    bound = execution._identity(config, prepare(config)).keys()
+    assert every - bound == {"run.processes", "run.device"}
 
 
 def test_the_number_of_processes_may_change(tmp_path):
@@ -114,21 +128,36 @@ def test_the_number_of_processes_may_change(tmp_path):
 def test_without_its_checkpoint_a_run_does_not_start_from_zero(tmp_path):
     interrupted(tmp_path / "run")
     (tmp_path / "run" / "checkpoint.safetensors").unlink()
-    with pytest.raises(DataError, match="6 rounds but no checkpoint"):
+    with pytest.raises(DataError, match="2 rounds but no checkpoint"):
         resume(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()  # nor where nothing tells any more how far it was
     with pytest.raises(DataError, match="what was spent is unknown"):
         resume(tmp_path / "run")
 
 
-def test_a_run_does_not_go_on_with_other_records(tmp_path):
-    """Same labels, other inputs: what was spent was spent on the old ones."""
+OTHER_RECORDS = {
+    "other inputs": lambda files: {name: (-7 * x, y) for name, (x, y) in files.items()},
+    "other labels": lambda files: {name: (x, 1 - y) for name, (x, y) in files.items()},
+    "clients change places": lambda files: {"a": files["b"], "b": files["a"]},
+    "a record changes its owner": lambda files: {
+        "a": (files["a"][0][:-1], files["a"][1][:-1]),
+        "b": (np.concatenate([files["a"][0][-1:], files["b"][0]]), np.concatenate([files["a"][1][-1:], files["b"][1]])),
+    },
+}
+
+
+@pytest.mark.parametrize("what", OTHER_RECORDS)
+def test_a_run_does_not_go_on_with_other_records(tmp_path, what):
+    """What was spent was spent on the old ones."""
     folder = npz_folder(tmp_path / "data", with_test=True)
     own = ["data.name=npz", f"data.data_dir={folder}", "data.num_classes=2", "data.clients=2"]
     interrupted(tmp_path / "run", *own)
-    for path in folder.glob("*.npz"):
-        with np.load(path) as kept:
-            np.savez(path, x=-7 * kept["x"], y=kept["y"])
+    files = {}
+    for name in ("a", "b"):
+        with np.load(folder / f"{name}.npz") as kept:
+            files[name] = (kept["x"], kept["y"])
+    for name, (x, y) in OTHER_RECORDS[what](files).items():
+        np.savez(folder / f"{name}.npz", x=x, y=y)
     with pytest.raises(ConfigError, match="cannot go on with other settings or data: clients was"):
         resume(tmp_path / "run")
 
@@ -150,7 +179,7 @@ def _killed(*_arguments, **_keywords):
 
 
 def test_a_secure_run_does_not_go_on_from_an_old_checkpoint(tmp_path):
-    directory = interrupted(tmp_path / "run", "randomness=secure")
+    directory = interrupted(tmp_path / "run", "randomness=secure", after=5)
     checkpoint = directory.read_checkpoint()
     state = dict(checkpoint.state)
     state["progress"] = {**state["progress"], "round": 2}

@@ -1,5 +1,6 @@
 """One instruction after another: what the policy allows is served once, everything else is refused with the reason."""
 
+import dataclasses
 import errno
 import json
 import math
@@ -12,15 +13,16 @@ import torch
 
 from alidpfl.dpsgd import RandomStream
 from alidpfl.engines.runner import Runner, SimulationData
-from alidpfl.errors import ConfigError
+from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.methods import make_method
 from alidpfl.models import make_model
-from alidpfl.types import ClientPlan
+from alidpfl.types import ClientPlan, RawSignals
 from alidpfl.vault import chain as chain_module
-from alidpfl.vault.folder import ANSWERS
+from alidpfl.vault.folder import ANSWERS, LEDGER
 from alidpfl.vault.messages import RoundRequest, decode_answer, encode, flat
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultTroubleError
 from alidpfl.vault.status import status
+from alidpfl.vault.update import NoisedUpdate
 
 from .disk import Disk
 from .parts import (
@@ -217,6 +219,30 @@ def test_one_instruction_from_two_sides_at_once_is_trained_once(tmp_path):
     assert len(trainer.plans) == 1
     assert len(answers) == 2
     assert answers[0] == answers[1]
+
+
+def test_raw_signals_that_nobody_asked_for_are_not_sent(tmp_path):
+    trainer = CountingTrainer()
+    raw = RawSignals(curvature=1.0, loss_before=2.0, loss_after=1.0)
+    trainer._train = lambda start, _plan: NoisedUpdate(params=start, raw=raw)
+    with opened(made_vault(tmp_path), trainer) as vault:
+        answer, _ = decode_answer(vault.answer(body()))
+    assert answer.raw is None
+
+
+def test_a_reservation_beyond_what_is_left_is_refused_by_the_ledger_itself(tmp_path):
+    folder = made_vault(tmp_path)
+    with opened(folder, CountingTrainer()) as vault:
+        vault.answer(body(steps=1))
+        (reservation,) = vault.ledger.book.reservations.values()
+        left = vault.ledger.book.account.affordable(SAMPLE_RATE, NOISE)
+        before = (folder.path / LEDGER).read_bytes()
+        for units in (0, -1, left + 1):
+            with pytest.raises(BudgetExceededError, match=f"{units} units"):
+                vault.ledger.reserve(dataclasses.replace(reservation, round=1, units=units))
+        assert (folder.path / LEDGER).read_bytes() == before
+        assert vault.ledger.book.account.affordable(SAMPLE_RATE, NOISE) == left
+        vault.ledger.reserve(dataclasses.replace(reservation, round=1, units=left))
 
 
 def test_a_replay_written_down_differently_is_the_same_request(tmp_path):

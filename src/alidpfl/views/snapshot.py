@@ -102,10 +102,14 @@ class RunSnapshot:
             "dataset": self._setting("data", "name"),
             "is_synthetic": (self.summary or {}).get("is_synthetic", self._setting("data", "is_synthetic")),
             # Of own data, files tell how many: known when every client's ε is.
-            "clients": self._setting("data", "clients") or len((self.summary or {}).get("client_epsilon", ())) or None,
+            "clients": self._setting("data", "clients") or self._clients_charged(),
             "partition": self._setting("data", "partition"),
             "dirichlet_beta": self._setting("data", "dirichlet_beta"),
         }
+
+    def _clients_charged(self) -> int | None:
+        charged = (self.summary or {}).get("client_epsilon")
+        return len(charged) if isinstance(charged, Mapping) else None
 
     def _noise_multiplier(self) -> Any:
         """As set, or as it was found for the budget: then only the run itself tells."""
@@ -119,15 +123,15 @@ class RunSnapshot:
         # Of equal accuracies the earliest round counts.
         best_accuracy, best_round = max(measured, key=lambda pair: pair[0], default=(None, None))
         return {
-            "epsilon": summary.get("epsilon", last.epsilon if last else None),
-            "delta": summary.get("delta", self._setting("privacy", "delta")),
-            "steps": summary.get("steps", last.steps if last else None),
-            "rounds": summary.get("rounds", len(self.records)),
-            "accuracy": summary.get("accuracy", measured[-1][0] if measured else None),
+            "epsilon": _number(summary.get("epsilon", last.epsilon if last else None)),
+            "delta": _number(summary.get("delta", self._setting("privacy", "delta"))),
+            "steps": _number(summary.get("steps", last.steps if last else None)),
+            "rounds": _number(summary.get("rounds", len(self.records))),
+            "accuracy": _number(summary.get("accuracy", measured[-1][0] if measured else None)),
             "best_accuracy": best_accuracy,
             "best_round": best_round,
             "stop_reason": summary.get("stop_reason"),
-            "seconds": summary.get("seconds", self.timings[-1].seconds_total if self.timings else None),
+            "seconds": _number(summary.get("seconds", self.timings[-1].seconds_total if self.timings else None)),
             "covers_everything": self.covers_everything,
             "uncovered": list(self.uncovered),
         }
@@ -136,3 +140,8 @@ class RunSnapshot:
         """A setting, or None: an old or hand-made config.toml may lack it."""
         table = self.config.get(section)
         return table.get(key) if isinstance(table, Mapping) else None
+
+
+def _number(value: Any) -> Any:
+    """Itself, or None: whoever edits summary.json may write anything there."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -53,7 +53,7 @@ def _partition(facts: Mapping[str, Any]) -> Text:
 
 
 def _epsilon(facts: Mapping[str, Any]) -> Text:
-    if not isinstance(facts["epsilon"], int | float) or isinstance(facts["epsilon"], bool):
+    if facts["epsilon"] is None:
         return Text(UNKNOWN)
     spent = rounded_up(facts["epsilon"])
     budget = facts["epsilon_budget"]
