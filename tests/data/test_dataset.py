@@ -116,7 +116,7 @@ def test_a_wrong_name_is_told_the_nearest(wrong, right):
 
 
 def test_a_name_like_no_other_is_told_all():
-    with pytest.raises(ConfigError, match=r"'zzz' is not known.*There are: strokes, mnist"):
+    with pytest.raises(ConfigError, match=r"'zzz' is not known.*there are: strokes, mnist"):
         load("zzz")
 
 

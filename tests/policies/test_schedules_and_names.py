@@ -60,7 +60,7 @@ def test_an_unknown_policy_is_answered_with_the_nearest(typed, meant):
 
 @pytest.mark.parametrize("typed", [3, "xyzzy", ""])
 def test_what_is_near_to_nothing_gets_no_guess(typed):
-    with pytest.raises(ConfigError, match=f"policy={typed!r} is not known; There are: ali, corrected"):
+    with pytest.raises(ConfigError, match=f"policy={typed!r} is not known; there are: ali, corrected"):
         make_policy(typed)
 
 
