@@ -18,7 +18,15 @@ from tests.dpsgd.mutants import GRID_MUTANTS  # noqa: E402
 from tests.faults.mutants import FAULT_MUTANTS  # noqa: E402
 from tests.features.mutants import FEATURE_MUTANTS  # noqa: E402
 from tests.flower.mutants import FLOWER_MUTANTS  # noqa: E402
-from tests.mutation import Mutant, Progress, check_baseline, chosen, keep_killer, killers  # noqa: E402
+from tests.mutation import (  # noqa: E402
+    Mutant,
+    Progress,
+    check_baseline,
+    chosen,
+    forget_killers_that_are_gone,
+    keep_killer,
+    killers,
+)
 from tests.runs.mutants import RUN_MUTANTS  # noqa: E402
 from tests.vault.mutants import VAULT_MUTANTS  # noqa: E402
 
@@ -710,6 +718,7 @@ def main() -> None:
 def hunt(mutants: list[Mutant], progress: Progress, jobs: int) -> None:
     """Run them all and say which test killed each; exit with an error if one survived."""
     print("without any mutant: ", end="", flush=True)
+    forget_killers_that_are_gone(mutants)
     check_baseline(mutants, progress)
     print("all tests pass", flush=True)
     left = []

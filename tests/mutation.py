@@ -79,6 +79,21 @@ def keep_killer(mutant: Mutant, test: str) -> None:
     (ROOT / _KILLERS).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
 
+def forget_killers_that_are_gone(mutants: Iterable[Mutant]) -> None:
+    """Tests that were renamed since: then a mutant's whole tests are run again."""
+    known = known_killers()
+    named = {name: known[name] for name in (mutant.name for mutant in mutants) if name in known}
+    if not named:
+        return
+    files = sorted({test.partition("::")[0] for test in named.values()})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+    gone = {name for name, test in named.items() if test not in found}
+    if gone:
+        kept = {name: test for name, test in known.items() if name not in gone}
+        (ROOT / _KILLERS).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+
 def check_baseline(mutants: Iterable[Mutant], progress: Progress | None = None) -> None:
     """Without a mutant every test must pass: one that is red anyway, \"killed\" by it, would prove nothing."""
     green, killed_by = progress.green if progress else set(), known_killers()
