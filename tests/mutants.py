@@ -48,7 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the norms of sequences round by their place",
         "src/alidpfl/dpsgd/layers.py",
-        "gram = even_products_of(grads, grads.mT) * products",
+        "gram = even_gram(grads) * products",
         "gram = torch.bmm(grads, grads.mT) * products",
         "tests/dpsgd/test_filling.py",
     ),

@@ -72,6 +72,16 @@ def even_products_of(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left.contiguous(), right.contiguous())[:, :rows, :columns]
 
 
+def even_gram(rows: Tensor) -> Tensor:
+    """(B, T, d) -> (B, T, T): the products of every two rows of a sample, by matrices that begin at equal boundaries.
+
+    >>> even_gram(torch.ones(2, 3, 5))[0].tolist()
+    [[5.0, 5.0, 5.0], [5.0, 5.0, 5.0], [5.0, 5.0, 5.0]]
+    """
+    even = F.pad(rows, (0, -rows.shape[2] % _FILLED_WIDTH)).contiguous()
+    return torch.bmm(even, even.mT)
+
+
 def linear_layers(model: nn.Module) -> list[nn.Linear]:
     """The layers that compute as nn.Linear does, trained or not; such as have a way of their own are left alone."""
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]

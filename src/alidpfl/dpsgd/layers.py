@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.conv import conv2d_gradients
-from alidpfl.dpsgd.filling import even_products_of
+from alidpfl.dpsgd.filling import even_gram, even_products_of
 from alidpfl.dpsgd.gradients import (
     Bilinear,
     Deferred,
@@ -73,7 +73,7 @@ def _sequence_weight(inputs: Tensor, grad_output: Tensor, storage: Storage) -> S
     if positions * (width_in + width_out) < width_in * width_out:  # fewer multiplications than writing them out
         wide = inputs.double()
         squared_lengths = squared_norms(wide)
-        squared = _gram_norms(even_products_of(wide, wide.mT), squared_lengths.sqrt(), grad_output, width_in)
+        squared = _gram_norms(even_gram(wide), squared_lengths.sqrt(), grad_output, width_in)
         squared = precise(squared, squared_lengths.sum(1))
         return Bilinear(inputs=inputs, grad_output=grad_output, squared_norms=squared, form=_outer_in_double)
     if storage is Storage.KEEP:
@@ -102,7 +102,7 @@ def _gram_norms(products: Tensor, lengths: Tensor, grad_output: Tensor, width: i
     """
     grads = grad_output.double()
     _, positions, width_out = grads.shape
-    gram = even_products_of(grads, grads.mT) * products  # (B, T, T)
+    gram = even_gram(grads) * products  # (B, T, T)
     total = (lengths * squared_norms(grads).sqrt_()).sum(1)  # (B,) S
     terms = width + width_out + 2 * positions + 8
     squared = gram.sum(2).sum(1).clamp_min_(0) + terms * 2.0**-52 * total.square()
