@@ -11,7 +11,7 @@ from alidpfl.planner.search import signal_to_noise
 from alidpfl.privacy import PrivacyBudget, SampledGaussian, epsilon, noise_multiplier_bound
 from alidpfl.reproduction import grid as grids
 from alidpfl.reproduction.results import Result, read_results
-from alidpfl.reproduction.tables import as_markdown, make_table
+from alidpfl.reproduction.tables import as_markdown, table_so_far
 
 ROOT = Path(__file__).parent.parent
 DATASETS = ("mnist", "fashion_mnist", "cifar10")
@@ -89,9 +89,8 @@ def _search() -> str:
 
 
 def _run_so_far(grid: grids.Grid, known: dict[str, Result]) -> str:
-    every = list(grids.cells(grid, seeds=grids.MOST_SEEDS))
-    datasets = {cell.dataset for cell in every if cell.key in known}
-    return as_markdown(make_table(grid, [c for c in every if c.dataset in datasets], known)) if datasets else ""
+    table = table_so_far(grid, known)
+    return "" if table is None else as_markdown(table)
 
 
 def beyond() -> str:

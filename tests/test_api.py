@@ -304,3 +304,30 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_importing_the_package_waits_for_nothing_heavy():
     program = "import sys, alidpfl; assert not {'torch', 'numpy', 'pydantic', 'scipy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class _Bare:
+    name = "bare"
+
+
+class _Says:
+    name, needs_raw_signals, needs_curvature = "says", False, False
+
+    def __init__(self, decided):
+        self._decided = decided
+
+    def decide(self, _situation):
+        return self._decided
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (_Bare(), "policy _Bare has no needs_raw_signals, needs_curvature, decide; docs/extend.md"),
+        (_Says(3), r"policy 'says' decided 3; decide\(\) must return an alidpfl.Decision"),
+        (_Says(Decision(local_steps=0, why="nothing")), "local_steps of policy 'says'=0 must be at least 1"),
+    ],
+)
+def test_mistakes_of_ones_own_policy_are_told_in_words(policy, message):
+    with pytest.raises(ConfigError, match=message), _federation(policy=policy) as federation:
+        list(federation)

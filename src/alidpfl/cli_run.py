@@ -170,7 +170,7 @@ class _Screen:
         return Listener(on_loading=self.show, on_start=self._start, on_round=self._round)
 
     def _start(self, prepared: "Prepared", rounds_done: int) -> None:
-        for warning in (prepared.weakness, *prepared.warnings) if prepared.weakness else prepared.warnings:
+        for warning in filter(None, (prepared.weakness, *prepared.warnings)):
             self._say("warning:", "yellow", warning)
         for shown in prepared.uncovered:
             self._say("epsilon does NOT cover this run:", "bold red", f"it shows {shown}")

@@ -1,10 +1,12 @@
 """`alidpfl audit` as a user runs it."""
 
 import json
+import re
 
 import pytest
 
-from tests.audit.parts import network, subject, too_little_noise
+from alidpfl.dpsgd import step
+from tests.audit.parts import REAL_ADD_NOISE, network, subject, too_little_noise
 from tests.runs.command import ADAP, alidpfl, overrides
 
 QUICK = ("--draws", "100", "--canaries", "50", "--seed", "1")
@@ -37,6 +39,18 @@ def test_a_claim_that_is_broken_ends_with_status_1(monkeypatch, tmp_path):
     assert "REFUTED: the training shows more of a record than ε = 2 at δ = 1e-05 allows" in done.stdout
     assert "One run" not in done.stdout
     assert "REFUTED" in (tmp_path / "audit.svg").read_text()
+
+
+def test_noise_that_is_missing_off_the_canarys_line_is_told(monkeypatch):
+    def but_one_weight(gradients, scale, random):
+        REAL_ADD_NOISE(gradients, scale, random)
+        next(iter(gradients.values())).view(-1)[0] = 0.0
+
+    monkeypatch.setattr(step, "add_noise", but_one_weight)
+    done = audit("--one-step", **{"privacy.max_steps": 3})
+    assert done.exit_code == 1
+    told = " ".join(done.stdout.split())
+    assert re.search(r"REFUTED: weight 0 has \S+ of the noise that is claimed, and ε = 2 at δ = 1e-05 rests on", told)
 
 
 def test_what_is_printed_says_what_it_means(tmp_path):

@@ -18,6 +18,7 @@ from alidpfl.types import ClientId, ClientPlan, Signal, StopReason
 BYTES_PER_NUMBER = 4
 _COHORT, _FAILURES = 1, 2  # so that the draws of one kind do not repeat those of another
 _PLENTY = 1_000_000
+_OF_A_POLICY = ("name", "needs_raw_signals", "needs_curvature", "decide")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +237,3 @@ def _check_policy(policy: object) -> None:
         raise ConfigError(
             f"the policy {type(policy).__name__} has no {', '.join(missing)}; docs/extend.md shows what one needs"
         )
-
-
-_OF_A_POLICY = ("name", "needs_raw_signals", "needs_curvature", "decide")

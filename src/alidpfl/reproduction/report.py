@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.reproduction.grid import MOST_SEEDS, NAMES, SEARCH, Cell, Grid, cells, load_grid
+from alidpfl.reproduction.grid import NAMES, SEARCH, Cell, Grid, cells, load_grid
 from alidpfl.reproduction.results import Result, Results
-from alidpfl.reproduction.tables import Entry, Table, make_table, rows_by_dataset, shown
+from alidpfl.reproduction.tables import Table, rows_by_dataset, shown, table_so_far
 from alidpfl.store.files import parse_json, read_bytes
 from alidpfl.views.report_page import ResultChart, ResultReport, ResultTable
 
 _FIXED = "fedavg_dp:tau="
 _STORE, _BEST = "results.sqlite", "best.jsonl"
+_NUMBERS = ("accuracy", "paper", "epsilon_allowed")  # of a line of the latter
 
 
 def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
@@ -27,12 +28,14 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
         )
     results = Results(folder / _STORE)
     made, charts, caveats = [], [], ["All of it is simulated on one machine, with seeded noise."]
+    for path in lines.values():
+        results.read_lines(path)
+    known = results.all()
     for grid in grids:
-        results.read_lines(lines[grid.name])
-        if (table := _table(grid, results)) is not None:
+        if (table := table_so_far(grid, known)) is not None:
             made.append(table)
             caveats += _caveats(table)
-            charts += list(_charts(grid, table, results))
+            charts += list(_charts(table, known))
     best = list(_best(folder / _BEST))
     if not made and not best:
         raise ConfigError(
@@ -50,20 +53,11 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
     )
 
 
-def _table(grid: Grid, results: Results) -> Table | None:
-    """Of the data sets that have a result; None where none has."""
-    known, every = results.all(), list(cells(grid, seeds=MOST_SEEDS))
-    datasets = {cell.dataset for cell in every if cell.key in known}
-    listed = (cell for cell in every if cell.dataset in datasets)
-    return make_table(grid, listed, known) if datasets else None
-
-
-def _charts(grid: Grid, table: Table, results: Results) -> Iterator[ResultChart]:
-    if grid.name == SEARCH:  # how the settings were chosen: no figure of the paper's
+def _charts(table: Table, known: Mapping[str, Result]) -> Iterator[ResultChart]:
+    if table.grid.name == SEARCH:  # how the settings were chosen: no figure of the paper's
         return
-    known = results.all()
     yield from _fixed_charts(table)
-    yield from _sequence_charts(grid, [cell for cell in cells(grid) if cell.key in known], known)
+    yield from _sequence_charts(table.grid, [cell for cell in cells(table.grid) if cell.key in known], known)
 
 
 def _summary(made: Sequence[Table]) -> ResultTable:
@@ -75,7 +69,7 @@ def _summary(made: Sequence[Table]) -> ResultTable:
         several = f"{min(seeds)} to {max(seeds)}" if min(seeds) < max(seeds) else str(max(seeds))
         mean = f"{statistics.mean(beside):+.2f}" if beside else "-"
         above = f"{sum(difference > 0 for difference in beside)} of {len(beside)}" if beside else "-"
-        of_all = len({(e.dataset, e.column, e.method, e.accountant) for e in _all_entries(table)})
+        of_all = len(list(cells(table.grid)))  # with those of the data sets that have no result yet
         rows.append([_short(table), f"{len(run)} of {of_all}", several, mean, above])
     head = ["table", "cells run", "seeds a cell", "mean difference", "above the paper's"]
     caption = "Difference: ours minus the paper's accuracy in %, over the cells for which it prints a figure."
@@ -84,11 +78,6 @@ def _summary(made: Sequence[Table]) -> ResultTable:
 
 def _short(table: Table) -> str:
     return table.grid.title.split(":")[0]
-
-
-def _all_entries(table: Table) -> Sequence[Entry]:
-    """With those of the data sets that have no result yet."""
-    return make_table(table.grid, cells(table.grid), {}).entries
 
 
 def _caveats(table: Table) -> Iterator[str]:
@@ -125,9 +114,6 @@ def _best(path: Path) -> Iterator[ResultTable]:
         head = ["data", "R_s / R_c", "table", "ε", "ours, best recipe", "paper's ALI-DPFL", "difference"]
         caption = "Test accuracy in %, at the ε and the rounds of the paper's cell; the recipes are in recipes/."
         yield ResultTable(title="Beyond the paper", caption=caption, head=head, rows=rows)
-
-
-_NUMBERS = ("accuracy", "paper", "epsilon_allowed")
 
 
 def _tables(table: Table) -> Iterator[ResultTable]:

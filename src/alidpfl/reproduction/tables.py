@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from alidpfl.reproduction.grid import NAMES, SEARCH, Cell, Grid
+from alidpfl.reproduction.grid import MOST_SEEDS, NAMES, SEARCH, Cell, Grid, cells
 from alidpfl.reproduction.published import citation, published
 from alidpfl.reproduction.results import Result
 
@@ -76,10 +76,10 @@ class Table:
         )
 
 
-def make_table(grid: Grid, cells: Iterable[Cell], known: Mapping[str, Result]) -> Table:
+def make_table(grid: Grid, listed: Iterable[Cell], known: Mapping[str, Result]) -> Table:
     """What is known so far, by the cells' keys."""
     found: dict[tuple[str, str, str, str], list[Result]] = {}
-    for cell in cells:
+    for cell in listed:
         place = (cell.dataset, cell.method, cell.accountant, cell.column)
         found.setdefault(place, [])
         if (result := known.get(cell.key)) is not None:
@@ -101,6 +101,13 @@ def make_table(grid: Grid, cells: Iterable[Cell], known: Mapping[str, Result]) -
             for (dataset, method, accountant, column), runs in found.items()
         ),
     )
+
+
+def table_so_far(grid: Grid, known: Mapping[str, Result]) -> Table | None:
+    """Of the data sets that have a result, all seeds; None where none has."""
+    every = list(cells(grid, seeds=MOST_SEEDS))
+    datasets = {cell.dataset for cell in every if cell.key in known}
+    return make_table(grid, (cell for cell in every if cell.dataset in datasets), known) if datasets else None
 
 
 # ------------------------------------------------------------------------------------------------------------ formats

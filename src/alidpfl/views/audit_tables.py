@@ -69,7 +69,7 @@ def _verdict(audit: dict[str, Any]) -> list[Text]:
         lines.append(Text("The canary is weak here: it passes more easily than a worse record would.", style="yellow"))
     claim = f"ε = {audit['claimed_epsilon']:g} at δ = {audit['delta']:g}"
     if audit["refuted"]:
-        lines.append(Text(f"REFUTED: {_why(audit['one_step'])} than {claim} allows", style="bold red"))
+        lines.append(Text(f"REFUTED: {_why(audit['one_step'], claim)}", style="bold red"))
     else:
         lines.append(
             Text(
@@ -80,7 +80,7 @@ def _verdict(audit: dict[str, Any]) -> list[Text]:
     return lines
 
 
-def _why(step: dict[str, Any] | None) -> str:
+def _why(step: dict[str, Any] | None, claim: str) -> str:
     if step is not None and step["noise"]["problem"] and step["lower_bound"] <= step["claimed"]:
-        return f"{step['noise']['problem']}, less"
-    return "the training shows more of a record"
+        return f"{step['noise']['problem']}, and {claim} rests on that noise"
+    return f"the training shows more of a record than {claim} allows"
