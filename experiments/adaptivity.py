@@ -12,8 +12,9 @@ from alidpfl.reproduction.results import Result
 HEAD = """## Is adaptivity worth it?
 
 Differences in test accuracy to `ours:ratio`, which shares the budget out evenly and knows nothing of the data: mean
-over the seeds that both have, and in how many of them the rule was better. "Best fixed τ" is chosen after the fact, by
-these very accuracies: nobody can know it beforehand, so that it is a bound for any rule that keeps τ fixed.
+over the seeds that both have, and in how many of them the rule was better or worse (it may choose the same τ). "Best
+fixed τ" is chosen after the fact, by these very accuracies: nobody can know it beforehand, so that it bounds any rule
+that keeps τ fixed.
 """
 
 _YARDSTICK, _FIXED = "ours:ratio", "fedavg_dp:tau="
@@ -23,7 +24,7 @@ Seeds = Mapping[int, float]
 
 def section(grids: list[Grid], known: Mapping[str, Result]) -> str:
     """The tables of all grids, and how often each rule won."""
-    rows, tally = [], {name: [0, 0] for name in [*_RULES.values(), "best fixed τ"]}
+    rows, tally = [], {name: [0, 0, 0] for name in [*_RULES.values(), "best fixed τ"]}
     for grid in grids:
         for place, methods in _by_place(grid, known).items():
             if _YARDSTICK in methods:
@@ -31,7 +32,11 @@ def section(grids: list[Grid], known: Mapping[str, Result]) -> str:
     if not rows:
         return f"{HEAD}\nNo cell has been run yet.\n"
     head = ["table", "data set", "column", "accountant", "`ratio`", *tally]
-    won = [f"{name}: better in {won} of {total} pairs" for name, (won, total) in tally.items() if total]
+    won = [
+        f"{name}: better in {better}, worse in {worse} of {total} pairs"
+        for name, (better, worse, total) in tally.items()
+        if total
+    ]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|", *rows]
     return "\n".join([HEAD, *lines, "", f"Over all of it, {'; '.join(won)}.", ""])
 
@@ -61,10 +66,11 @@ def _row(place: tuple[str, ...], methods: Mapping[str, Seeds], tally: dict[str, 
     return f"| {' | '.join([*columns, f'τ = {best.removeprefix(_FIXED)}: {shown}'])} |"
 
 
-def _against(seeds: Seeds, yardstick: Seeds, won: list[int]) -> str:
+def _against(seeds: Seeds, yardstick: Seeds, tally: list[int]) -> str:
     differences = [seeds[seed] - yardstick[seed] for seed in seeds.keys() & yardstick.keys()]
     if not differences:
         return "-"
-    better = sum(difference > 0 for difference in differences)
-    won[0], won[1] = won[0] + better, won[1] + len(differences)
-    return f"{statistics.mean(differences):+.2f} ({better} of {len(differences)})"
+    better, worse = sum(change > 0 for change in differences), sum(change < 0 for change in differences)
+    for place, count in enumerate((better, worse, len(differences))):
+        tally[place] += count
+    return f"{statistics.mean(differences):+.2f} ({better} better, {worse} worse)"

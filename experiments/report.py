@@ -4,6 +4,7 @@ import statistics
 from pathlib import Path
 
 import adaptivity
+import differences
 from stored import lines
 
 from alidpfl.planner import Wishes
@@ -70,27 +71,24 @@ What has been run so far, by `alidpfl reproduce NAME`; `alidpfl tables NAME` pri
 def tables() -> str:
     """Every grid with a result, the data sets that have one, and whether adaptivity pays."""
     every = [grids.load_grid(name) for name in grids.NAMES if name != grids.SEARCH]
-    parts, known = [TABLES], {}
+    known: dict[str, Result] = {}
     for grid in every:
-        found = {result.key: result for result in read_results(ROOT / f"results/{grid.name}.jsonl")}
-        if shown := _run_so_far(grid, found):
-            parts.append(shown)
-        known |= found
-    if not known:
-        parts.append("No cell of them has been run yet: the search for η comes first.\n")
-    return "\n".join([*parts, _search(), adaptivity.section(every, known)])
+        known |= _stored(grid)
+    run = [table for grid in every if (table := table_so_far(grid, known)) is not None]
+    shown = [as_markdown(table) for table in run] or ["No cell of them has been run yet: the search comes first.\n"]
+    differing = differences.section(run, ROOT / "experiments/differences.md")
+    return "\n".join([TABLES, *shown, _search(), differing, adaptivity.section(every, known)])
 
 
 def _search() -> str:
     grid = grids.load_grid(grids.SEARCH)
-    found = {result.key: result for result in read_results(ROOT / f"results/{grid.name}.jsonl")}
+    found, table = _stored(grid), table_so_far(grid, _stored(grid))
     done, every = sum(cell.key in found for cell in grids.cells(grid)), len(list(grids.cells(grid)))
-    return f"{_run_so_far(grid, found)}\nThe search has {done} of its {every} cells.\n"
+    return f"{as_markdown(table) if table else ''}\nThe search has {done} of its {every} cells.\n"
 
 
-def _run_so_far(grid: grids.Grid, known: dict[str, Result]) -> str:
-    table = table_so_far(grid, known)
-    return "" if table is None else as_markdown(table)
+def _stored(grid: grids.Grid) -> dict[str, Result]:
+    return {result.key: result for result in read_results(ROOT / f"results/{grid.name}.jsonl")}
 
 
 def beyond() -> str:

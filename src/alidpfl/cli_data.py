@@ -24,7 +24,7 @@ data_app = typer.Typer(
     help="What data there are, how to get them, and who holds what.\n\nExample: alidpfl data show strokes",
 )
 
-DataDir = Annotated[Path | None, typer.Option(help="Searched first, before $ALIDPFL_DATA_DIR and the user's cache.")]
+DataDir = Annotated[Path | None, typer.Option(help="Searched instead of $ALIDPFL_DATA_DIR and the user's cache.")]
 
 _MOST_COLUMNS = 40  # clients in the terminal's picture
 _SHADES = " ░▒▓█"

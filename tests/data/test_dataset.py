@@ -149,30 +149,41 @@ def places(tmp_path, monkeypatch):
 
 
 def test_directories_are_searched_in_order(places):
-    explicit, environment, cache = places
-    expected = []
-    for place in (cache / "alidpfl", environment, explicit):
-        expected.append(fill(place / "MNIST" / "raw", NAMES))
-        found = directories.find(MNIST, explicit)
-        assert (found.folder, found.layout.name, found.num_bytes) == (expected[-1], "torchvision", 4)
+    _, environment, cache = places
+    for place in (cache / "alidpfl", environment):
+        folder = fill(place / "MNIST" / "raw", NAMES)
+        found = directories.find(MNIST)
+        assert (found.folder, found.layout.name, found.num_bytes) == (folder, "torchvision", 4)
+
+
+def test_a_folder_that_is_named_is_the_only_one_searched(places):
+    explicit, environment, _ = places
+    fill(environment / "MNIST" / "raw", NAMES)
+    with pytest.raises(DataError, match=f"mnist is not in {explicit};"):
+        directories.find(MNIST, explicit)
+    folder = fill(explicit / "MNIST" / "raw", NAMES)
+    assert directories.find(MNIST, explicit).folder == folder
 
 
 def test_a_complete_copy_goes_before_a_partial_one(places):
-    explicit, environment, _ = places
-    fill(explicit / "MNIST" / "raw", NAMES[:3])
+    _, environment, cache = places
+    fill(environment / "MNIST" / "raw", NAMES[:3])
     with pytest.raises(DataError, match=f"raw lacks {NAMES[3]}.*alidpfl data get mnist"):
-        directories.find(MNIST, explicit)
-    folder = fill(environment / "MNIST" / "raw", [f"{name}.gz" for name in NAMES])
-    assert directories.find(MNIST, explicit).folder == folder
+        directories.find(MNIST)
+    folder = fill(cache / "alidpfl" / "MNIST" / "raw", [f"{name}.gz" for name in NAMES])
+    assert directories.find(MNIST).folder == folder
 
 
 def test_missing_data_say_where_they_were_looked_for(places):
     explicit, environment, cache = places
     with pytest.raises(DataError) as error:
+        load("cifar10")
+    assert f"cifar10 is not in {environment}, {cache / 'alidpfl'};" in str(error.value)
+    assert "run `alidpfl data get cifar10` (about 170 MB), or set ALIDPFL_DATA_DIR to a folder" in str(error.value)
+    with pytest.raises(DataError) as error:
         load("cifar10", data_dir=explicit)
-    message = str(error.value)
-    assert f"cifar10 is not in {explicit}, {environment}, {cache / 'alidpfl'}" in message
-    assert "run `alidpfl data get cifar10` (about 170 MB)" in message
+    assert f"cifar10 is not in {explicit}; run `alidpfl data get cifar10 --data-dir {explicit}`" in str(error.value)
+    assert "or give a folder that has cifar-10-batches-bin/" in str(error.value)
     with pytest.raises(ConfigError, match="is not a folder"):
         load("cifar10", data_dir=explicit / "nowhere")
 

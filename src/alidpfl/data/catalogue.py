@@ -52,7 +52,7 @@ def load(
     Args:
         name: `strokes` (drawn digits, no download), `mnist`, `fashion_mnist`, `cifar10` (see `alidpfl data get`),
             `synthetic` (FedProx's), or `npz` (your own files, one a client).
-        data_dir: searched first for real data; for `npz` the folder of the files.
+        data_dir: the only folder searched for real data; for `npz` the folder of the files.
         seed: of data that are made, and of what is held out of `npz`; real data do not depend on it.
         cache_dir: where made data are kept; by default in the user's cache.
         pixel_range: what black and white become.

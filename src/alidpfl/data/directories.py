@@ -1,6 +1,7 @@
 """Where data sets lie on disk: which folders are searched, in which order, and which layouts are understood."""
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,12 +59,13 @@ def layouts(source: Source) -> tuple[Layout, ...]:
 
 
 def search_path(data_dir: Path | None = None) -> tuple[Path, ...]:
-    """The directories that are searched, in order: `data_dir`, $ALIDPFL_DATA_DIR, the user's cache."""
-    if data_dir is not None and not data_dir.is_dir():
-        raise ConfigError(f"data_dir={str(data_dir)!r} is not a folder; create it or give another")
+    """The directories that are searched: `data_dir` alone if given, else $ALIDPFL_DATA_DIR, then the user's cache."""
+    if data_dir is not None:
+        if not data_dir.is_dir():
+            raise ConfigError(f"data_dir={str(data_dir)!r} is not a folder; create it or give another")
+        return (data_dir,)
     named = os.environ.get(DATA_DIR_VARIABLE)
-    directories = (data_dir, Path(named) if named else None, user_cache())
-    return tuple(dict.fromkeys(directory for directory in directories if directory is not None))
+    return (Path(named), user_cache()) if named else (user_cache(),)
 
 
 def download_directory(data_dir: Path | None = None) -> Path:
@@ -91,11 +93,12 @@ def find(source: Source, data_dir: Path | None = None) -> Location:
             if len(absent) < len(layout.files) and not missing:
                 missing = f" ({folder} lacks {', '.join(absent)})"
     raise DataError(
-        f"{source.name} is not in {', '.join(map(str, searched))}{missing}; "
-        f"{how_to_get(source)}, or set {DATA_DIR_VARIABLE} to a folder that has {source.folder}/"
+        f"{source.name} is not in {', '.join(map(str, searched))}{missing}; {how_to_get(source, data_dir)}, "
+        f"or {f'set {DATA_DIR_VARIABLE} to' if data_dir is None else 'give'} a folder that has {source.folder}/"
     )
 
 
-def how_to_get(source: Source) -> str:
+def how_to_get(source: Source, data_dir: Path | None = None) -> str:
     """The command that downloads the data set."""
-    return f"run `alidpfl data get {source.name}` (about {source.megabytes} MB)"
+    where = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
+    return f"run `alidpfl data get {source.name}{where}` (about {source.megabytes} MB)"

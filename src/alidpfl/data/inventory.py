@@ -47,9 +47,9 @@ def _real(source: Source, data_dir: Path | None) -> Entry:
     try:
         found = directories.find(source, data_dir)
     except DataError:
-        return Entry(name=source.name, kind="real", state="missing", note=directories.how_to_get(source))
+        return Entry(name=source.name, kind="real", state="missing", note=directories.how_to_get(source, data_dir))
     broken = _broken_files(source, found)
-    note = f"delete {', '.join(broken)} and {directories.how_to_get(source)}" if broken else ""
+    note = f"delete {', '.join(broken)} and {directories.how_to_get(source, data_dir)}" if broken else ""
     return Entry(
         name=source.name,
         kind="real",

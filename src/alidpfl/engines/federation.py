@@ -205,7 +205,7 @@ class Federation:
         return self.training.epsilons()
 
     def evaluate(self, part: Part = "test") -> Evaluation | None:
-        """Accuracy and loss of the weights as they are now."""
+        """Accuracy and loss of the weights as they are now; None where that part of the data was not given."""
         return self._engine.evaluate(self.training.params, part)
 
     def named_params(self) -> Mapping[str, Tensor]:
