@@ -2,7 +2,8 @@
 # # The loop, by hand
 #
 # A federation is an iterator of rounds, and `step()` is one of them. What is planned can be seen before it is charged,
-# and you may stop whenever you like: what was not trained was not spent.
+# and you may stop whenever you like. What is proved then is still the budget: if you stop because of what you saw, the
+# smaller epsilon shown so far was chosen by outputs, and is no claim to make.
 
 # %%
 import torch
@@ -44,4 +45,6 @@ with federation:
     print("stopped:", federation.stop_reason or "by hand", "after", record.number, "rounds")
 
 # %% [markdown]
-# The budget that is left can be spent later by whoever keeps the accounts: see the vault in the documentation.
+# We stopped because of the accuracy, so the claim for this model is the budget, epsilon = 2, not the last number
+# printed. Steps that were not run released nothing. Whoever keeps the accounts can run them later within the same
+# budget: see the vault in the documentation.

@@ -19,7 +19,9 @@ HEAD = """\
 
 def main() -> None:
     """Only rows of which every point was tried."""
-    TUNED.write_text(HEAD + to_toml(chosen(load_grid(SEARCH), Results(ROOT / "results/results.sqlite"))))
+    results = Results(ROOT / "results/results.sqlite")
+    results.read_lines(ROOT / f"results/{SEARCH}.jsonl")
+    TUNED.write_text(HEAD + to_toml(chosen(load_grid(SEARCH), results)))
 
 
 if __name__ == "__main__":

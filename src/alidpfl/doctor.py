@@ -143,7 +143,7 @@ def _extras() -> Iterator[Finding]:
     for extra, purpose in _EXTRAS.items():
         missing = [needed for needed in _needed_by(extra) if not _is_installed(needed)]
         if missing:
-            remedy = f"for {purpose}: pip install 'alidpfl[{extra}]'"
+            remedy = f"for {purpose}, in a clone of alidpfl: pip install -c constraints.txt '.[{extra}]'"
             yield Finding(f"extra: {extra}", State.ADVICE, f"without {', '.join(missing)}", remedy)
         else:
             yield Finding(f"extra: {extra}", State.GOOD, f"for {purpose}")

@@ -191,7 +191,7 @@ def test_pictures_that_cannot_be(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_matplotlib)
     missing = run("show", "npz", "--data-dir", folder, "--plot", tmp_path / "split.svg")
     assert isinstance(missing.exception, ConfigError)
-    assert "pip install 'alidpfl[report]'" in str(missing.exception)
+    assert "pip install -c constraints.txt '.[report]'" in str(missing.exception)
 
 
 @pytest.mark.real_data

@@ -58,15 +58,25 @@ def test_every_cell_is_a_valid_configuration_of_its_own(name):
     assert steps == {f"fedavg_dp:tau={tau}": tau for tau in (1, 2, 3, 5, 10)}
 
 
-def test_the_columns_are_what_they_are_called():
-    """R_s = 158 is about 2, 1, 1/2 and 1/5 times what the paper's own accountant pays for."""
-    grid = load_grid("small")
+@pytest.mark.parametrize(
+    ("name", "max_rounds", "expected"),
+    [
+        ("small", 158, [2, 1, 0.5, 0.2]),
+        # These contradict what the paper calls the columns, at its own q, σ and accountant: docs/reproduce.md
+        ("medium", 231, [1.33, 0.74, 0.39, 0.15]),
+        ("large", 317, [1.01, 0.53, 0.28, 0.105]),
+    ],
+)
+def test_rounds_over_steps_of_the_columns(name, max_rounds, expected):
+    """R_s over what the paper's own accountant pays for: in Table I about what the columns are called."""
+    grid = load_grid(name)
     ratios = []
     for cell in cells(grid, datasets=["mnist"], methods=["fedavg_dp:tau=1"], accountants=["rdp-paper"]):
+        assert cell.config.federation.max_rounds == max_rounds
         privacy, rounds = cell.config.privacy, cell.config.federation.max_rounds
         budget = PrivacyBudget(epsilon=privacy.epsilon, delta=privacy.delta)
         ratios.append(rounds / max_steps(budget, privacy.sample_rate, 1.1, accountant="rdp-paper"))
-    assert ratios == pytest.approx([2, 1, 0.5, 0.2], rel=0.1)
+    assert ratios == pytest.approx(expected, rel=0.1 if name == "small" else 0.02)
 
 
 def test_seeds_come_one_after_the_other():
@@ -141,6 +151,15 @@ def test_the_search_is_the_same_for_every_method_of_every_table():
         rows = [method.name for method in search.methods if method.variant_of is None]
         assert [method.name for method in load_grid(name).methods] == rows
         assert {method.variant_of for method in search.methods} - {None} <= set(rows)
+        searched = {method.name: method for method in search.methods}
+        for method in load_grid(name).methods:  # the public loss of Adap DP-FL is of the part that is held out anyway
+            told = method.settings | {"data.validation": 0.1} if method.name == "adap_dpfl" else method.settings
+            assert searched[method.name].settings == told
+            assert searched[method.name].accountants == method.accountants
+        for row in search.methods:
+            if row.variant_of is not None:
+                assert row.settings == searched[row.variant_of].settings
+                assert row.own.keys() == searched[row.variant_of].own.keys() or not searched[row.variant_of].own
         assert set(load_grid(name).datasets) <= set(search.datasets)
 
 

@@ -1,6 +1,7 @@
 """Running a grid: what is stored is skipped, what was killed goes on, what is shown is what was run."""
 
 import csv
+import dataclasses
 import io
 import json
 import random
@@ -14,11 +15,13 @@ from typer.testing import CliRunner
 
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.reproduction.grid import cells, load_grid
-from alidpfl.reproduction.results import Results
+from alidpfl.reproduction.results import Results, read_results
 from alidpfl.reproduction.run import reproduce, run_cell
 from alidpfl.reproduction.tables import FORMATS, make_table
 from alidpfl.runs import execute
 from alidpfl.store import RunDirectory
+
+from .made import made_result
 
 GRID = """
 title = "A grid of one's own"
@@ -111,7 +114,8 @@ class EnoughError(Exception):
     """Raised by a test once it has seen enough."""
 
 
-def test_stopped_it_goes_on_next_time(tmp_path, store):
+def endless(tmp_path):
+    """A cell that takes hours, and what tells its rounds."""
     path = tmp_path / "own.toml"
     path.write_text(GRID.format(rounds=100_000).replace('multiplier" = 2.0', 'multiplier" = 50.0'))
     listed = list(cells(load_grid(str(path)), columns=["few"], methods=["ours:ratio"]))
@@ -119,6 +123,12 @@ def test_stopped_it_goes_on_next_time(tmp_path, store):
 
     def rounds():
         return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+    return listed, rounds
+
+
+def test_stopped_it_goes_on_next_time(tmp_path, store):
+    listed, rounds = endless(tmp_path)
 
     def until(count):
         def stop(_tally, _running):
@@ -138,6 +148,19 @@ def test_a_limit_is_kept(grid, store, tmp_path):
     tally = reproduce(list(cells(grid)), store, tmp_path / "runs", limit=0.0)
     assert (tally.finished, tally.total) == (0, 4)
     assert tally.seconds_left is None
+
+
+def test_what_runs_at_the_limit_is_stopped(tmp_path, store):
+    listed, rounds = endless(tmp_path)
+    limit = 1.0
+    while rounds() == 0:  # the first seconds are the interpreter's
+        limit *= 2
+        tally = reproduce(listed, store, tmp_path / "runs", limit=limit)
+        assert limit <= tally.seconds < limit + 10
+        assert (tally.finished, tally.failed) == (0, {})
+    done = rounds()
+    time.sleep(1)
+    assert rounds() == done
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
@@ -203,10 +226,43 @@ def test_tables_in_every_format(ran):
 
 def test_ours_stands_beside_the_papers(store):
     grid = load_grid("small")
-    table = make_table(grid, cells(grid, datasets=["mnist"]), store.all())
+    place = {"datasets": ["mnist"], "columns": ["R_s = R_c/2"], "methods": ["fedavg_dp:tau=1"]}
+    for cell in cells(grid, seeds=2, accountants=["pld"], **place):
+        store.add(made_result(cell, 96.06 + 0.2 * cell.seed))
+    table = make_table(grid, cells(grid, seeds=2, datasets=["mnist"]), store.all())
     markdown = FORMATS["markdown"](table)
+    assert "96.16 ± 0.14 (n = 2), paper 95.06, +1.10" in markdown
     assert "not run, paper 97.58" in markdown
     assert "2308.10457" in markdown
+    assert "| ali_dpfl * | rdp-paper |" in markdown  # before it has been run, too
+    assert "| ours:ali | rdp-paper |" in markdown
+
+
+def test_a_data_set_that_was_not_searched_is_named(store):
+    grid = load_grid("small").model_copy(update={"tuned": {"mnist": {"ours:ali": {"method.learning_rate": 2.0}}}})
+    caption = make_table(grid, cells(grid, datasets=["mnist", "cifar10"]), store.all()).caption
+    assert "mnist: η = 2 (ours:ali)" in caption
+    assert "Not searched for yet, at the defaults: cifar10." in caption
+
+
+def test_a_line_that_was_corrected_replaces_what_is_stored(store, tmp_path):
+    (cell,) = cells(load_grid("small"), datasets=["mnist"], columns=["R_s = R_c"], methods=["adap_dpfl"])
+    store.add(made_result(cell, 50.0))
+    store.write_lines(tmp_path / "small.jsonl", {cell.key})
+    (tmp_path / "small.jsonl").write_text((tmp_path / "small.jsonl").read_text().replace("50.0", "60.0"))
+    assert store.read_lines(tmp_path / "small.jsonl") == 1
+    assert store.get(cell.key).accuracy == 60.0
+    store.write_lines(tmp_path / "small.jsonl", {cell.key})
+    assert [result.accuracy for result in read_results(tmp_path / "small.jsonl")] == [60.0]
+
+
+def test_a_line_with_the_key_of_another_run_is_refused(store, tmp_path):
+    one, other = cells(load_grid("small"), datasets=["mnist", "cifar10"], columns=["R_s = R_c"], methods=["adap_dpfl"])
+    wrong = dataclasses.replace(made_result(one, 50.0), key=other.key)
+    (tmp_path / "small.jsonl").write_text(json.dumps(dataclasses.asdict(wrong)) + "\n")
+    with pytest.raises(DataError, match=r"line 1 of .* the key of other settings"):
+        store.read_lines(tmp_path / "small.jsonl")
+    assert store.all() == {}
 
 
 def test_results_travel_as_lines(ran, tmp_path):

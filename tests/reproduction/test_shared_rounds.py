@@ -101,6 +101,7 @@ def test_policies_share_where_they_agree(tmp_path, policies):
         {"data__dirichlet_beta": 0.7},
         {"data__alpha": 0.3},
         {"method__name": "pe_dpfl"},
+        {"method__name": "pe_dpfl", "method__options": {"regularisation": 0.1}},
         {"method__clip_norm": 0.5},
         {"method__learning_rate": 0.2},
         {"privacy__noise_multiplier": 2.5},

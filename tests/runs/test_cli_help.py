@@ -97,7 +97,7 @@ def test_what_is_missing_comes_with_a_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr("alidpfl.dpsgd.native.is_available", lambda: False)
     found = {finding.what: finding for finding in doctor.examine()}
     assert "alidpfl data get mnist" in found["data: mnist"].remedy
-    assert "pip install 'alidpfl[flower]'" in found["extra: flower"].remedy
+    assert "pip install -c constraints.txt '.[flower]'" in found["extra: flower"].remedy
     assert "flwr" in found["extra: flower"].seen
     assert "C compiler" in found["native kernels"].remedy
 

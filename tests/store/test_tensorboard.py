@@ -47,7 +47,7 @@ def test_a_resumed_run_replaces_the_rounds_that_were_lost(tmp_path):
 
 def test_without_the_package_the_remedy_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"pip install 'alidpfl\[tensorboard\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -c constraints.txt '\.\[tensorboard\]'"):
         TensorBoardWriter(tmp_path)
 
 

@@ -87,7 +87,7 @@ def test_runs_without_rounds_or_finite_numbers(tmp_path):
 
 def test_without_matplotlib_the_remedy_is_said(snapshots, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'alidpfl\[report\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -c constraints.txt '\.\[report\]'"):
         save_figure(snapshots, tmp_path / "a.svg")
 
 

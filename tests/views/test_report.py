@@ -37,7 +37,7 @@ def runs(tmp_path_factory):
 def results(tmp_path_factory):
     """A folder of results as `reproduce` leaves it, with figures that nobody could have measured."""
     folder, lines = tmp_path_factory.mktemp("results"), []
-    methods = ["fedavg_dp:tau=1", "fedavg_dp:tau=2", "ali_dpfl", "ours:ali"]
+    methods = [*(f"fedavg_dp:tau={steps}" for steps in (1, 2, 3, 5, 10)), "ali_dpfl", "ours:ali"]
     for place, cell in enumerate(cells(load_grid("small"), datasets=["mnist"], methods=methods, seeds=2)):
         result = made_result(cell, 50.0 + place, covers_everything=cell.method != "ali_dpfl")
         lines.append(json.dumps(asdict(result)))
@@ -68,10 +68,13 @@ def test_it_opens_without_a_complaint_and_draws(browser, page):
     browser.get(page.as_uri())
     assert browser.get_log("browser") == []
     charts = {plot.get_attribute("data-chart") for plot in browser.find_elements(By.CSS_SELECTOR, ".plot")}
-    assert {"accuracy", "steps", "epsilon", "fixed-small-mnist", "sequence-small-mnist"} == charts
+    of_results = {"fixed-small-mnist", "sequence-small-mnist", *(f"accuracy-small-mnist-{n}" for n in range(4))}
+    assert {"accuracy", "steps", "epsilon"} | of_results == charts
     for plot in browser.find_elements(By.CSS_SELECTOR, ".plot svg"):
         assert plot.find_elements(By.CSS_SELECTOR, "path.series")
         assert plot.get_attribute("aria-label")
+    dashed = browser.find_elements(By.CSS_SELECTOR, 'path[stroke-dasharray="7 5"]')
+    assert {path.get_attribute("data-series") for path in dashed} >= {"ours:ali"}  # the seventh, as the first is blue
     box = browser.find_element(By.CSS_SELECTOR, 'input[name="careful"]')
     before = len(browser.find_elements(By.CSS_SELECTOR, 'path[data-series="careful"]'))
     box.click()
@@ -108,7 +111,8 @@ def test_tables_and_figures_are_of_the_results(page):
 def test_results_are_summed_up_with_what_to_keep_in_mind(browser, page, results):
     browser.get(page.as_uri())
     text = browser.find_element(By.TAG_NAME, "body").text
-    assert "32 of 252" in text  # 4 methods, 2 accountants, 4 columns
+    assert "Table I rdp-paper 28 of 120" in text  # 7 methods, 4 columns
+    assert "Table I pld 28 of 120" in text
     assert "98.50 (n = 2) 97.58 +0.92" in text
     told = [item.text for item in browser.find_elements(By.CSS_SELECTOR, ".caveats li")]
     assert any("ε does NOT cover ali_dpfl" in item for item in told)

@@ -20,7 +20,9 @@ def save_picture(counts: NDArray[np.int64], path: Path, title: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure  # not pyplot: that keeps global state and may want a screen
     except ImportError as error:
-        raise ConfigError("a plot needs matplotlib; run: pip install 'alidpfl[report]'") from error
+        raise ConfigError(
+            "a plot needs matplotlib; in a clone of alidpfl run: pip install -c constraints.txt '.[report]'"
+        ) from error
     num_clients, num_classes = counts.shape
     figure = Figure(figsize=(min(2.5 + 0.32 * num_clients, 40), 1.5 + 0.32 * num_classes), layout="constrained")
     FigureCanvasAgg(figure)

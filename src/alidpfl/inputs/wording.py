@@ -18,14 +18,14 @@ _QUANTITIES = {as_seconds: "duration", as_bytes: "size"}
 
 
 def kind(annotation: Any) -> str:
-    """The type: "number", "list of 2 numbers", or the texts that there are to choose from.
+    """The type: "number", "list of 2 numbers", or the values that there are to choose from.
 
-    >>> kind(int | None), kind(Literal["cpu", "cuda"])
-    ('whole number', '"cpu", "cuda"')
+    >>> kind(int | None), kind(Literal["cpu", "cuda"]), kind(Literal[1, 2])
+    ('whole number', '"cpu", "cuda"', '1, 2')
     """
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return ", ".join(f'"{choice}"' for choice in inner)
+        return ", ".join(map(toml, inner))
     if origin in (Union, UnionType):
         return ", ".join(kind(a) for a in inner if a is not type(None))
     if origin in (tuple, list):
@@ -46,8 +46,8 @@ def limits(field: FieldInfo) -> str:
 
 def refused(problem: Mapping[str, Any], name: str, value: object, field: FieldInfo) -> str:
     """Why `value` is none for `field`, where pydantic found `problem`; `name` is how users call the setting."""
-    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
-        options = _literals(field.annotation)
+    options = _literals(field.annotation)
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str) and options:
         listed = ", ".join(f"'{option}'" for option in options)
         meant = nearest(problem["input"], options)
         place = "".join(f".{part}" for part in problem["loc"] if isinstance(part, int))  # in a list
@@ -58,7 +58,7 @@ def refused(problem: Mapping[str, Any], name: str, value: object, field: FieldIn
 def expected(field: FieldInfo) -> str:
     """All of it in a sentence's second half, with an example."""
     what, annotation = kind(field.annotation), field.annotation
-    if what.startswith('"'):
+    if what.startswith('"') or get_origin(annotation) is Literal:
         return f"one of {what}"
     article = "" if annotation in (bool, str) or "text" in what else "a "
     within = f" {limits(field)}" if limits(field) else ""

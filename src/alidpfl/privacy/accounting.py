@@ -43,7 +43,7 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float, accountant: str = "pl
 
 
 def epsilon_bound(mechanisms: Iterable[Mechanism], delta: float, accountant: str = "pld") -> float:
-    """As `epsilon`, never less and hardly more (0.1 %), ten times as fast: for reports while training goes on.
+    """As `epsilon`, never less and hardly more (below 0.1 %), ten times as fast: for reports while training goes on.
 
     >>> steps = SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=314)
     >>> 1.3512 < epsilon([steps], delta=1e-5) <= epsilon_bound([steps], delta=1e-5) < 1.3525

@@ -97,7 +97,7 @@ class Cell:
         Of what the grid sets, not of the whole configuration: a setting that the program learns next month must not
         make strangers of this month's results.
         """
-        return self._hash_without(_FREE if dict(self.settings).get("data.name") == "npz" else _FREE | _WHERE)
+        return key_of(dict(self.settings))
 
     @cached_property
     def kin(self) -> str:
@@ -105,16 +105,22 @@ class Cell:
 
         A fixed τ goes on as it began, whatever budget ends it; other policies follow the budget, and may agree on it.
         """
-        return self._hash_without(_BUDGET if self.config.policy == "fixed" else _POLICY)
+        return _hash_without(_BUDGET if self.config.policy == "fixed" else _POLICY, dict(self.settings))
 
     @property
     def label(self) -> str:
         """For people."""
         return f"{self.dataset}, {self.column}, {self.method}, {self.accountant}, seed {self.seed}"
 
-    def _hash_without(self, names: frozenset[str]) -> str:
-        values = {name: value for name, value in self.settings if name not in names}
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:24]
+
+def key_of(settings: Settings) -> str:
+    """What a result is found by; see `Cell.key`."""
+    return _hash_without(_FREE if settings.get("data.name") == "npz" else _FREE | _WHERE, settings)
+
+
+def _hash_without(names: frozenset[str], settings: Settings) -> str:
+    values = {name: value for name, value in settings.items() if name not in names}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def load_grid(name: str) -> Grid:

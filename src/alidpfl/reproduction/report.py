@@ -9,11 +9,15 @@ from typing import Any
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.reproduction.grid import NAMES, SEARCH, Cell, Grid, cells, load_grid
 from alidpfl.reproduction.results import Result, Results
-from alidpfl.reproduction.tables import Table, rows_by_dataset, shown, table_so_far
+from alidpfl.reproduction.tables import Entry, Table, rows_by_dataset, shown, table_so_far
 from alidpfl.store.files import parse_json, read_bytes
 from alidpfl.views.report_page import ResultChart, ResultReport, ResultTable
+from alidpfl.views.tables import number
 
 _FIXED = "fedavg_dp:tau="
+_DRAWN = (
+    "Drawn from the runs of the tables above: means over the seeds there are; curves over rounds are of the first seed."
+)
 _STORE, _BEST = "results.sqlite", "best.jsonl"
 _NUMBERS = ("accuracy", "paper", "epsilon_allowed")  # of a line of the latter
 
@@ -48,7 +52,10 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
     return ResultReport(
         summary=_summary(made),
         caveats=caveats,
-        tables=[*best, *(part for table in made for part in (*_tables(table), *_best_fixed(table)))],
+        tables=[
+            *best,
+            *(part for table in made for part in (*_tables(table), *_best_fixed(table), _settings(table.grid))),
+        ],
         charts=charts,
     )
 
@@ -56,24 +63,39 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
 def _charts(table: Table, known: Mapping[str, Result]) -> Iterator[ResultChart]:
     if table.grid.name == SEARCH:  # how the settings were chosen: no figure of the paper's
         return
+    run = [
+        cell
+        for cell in cells(table.grid)
+        if cell.key in known and cell.accountant in (table.grid.accountants[0], *_only_accountants(table.grid))
+    ]
     yield from _fixed_charts(table)
-    yield from _sequence_charts(table.grid, [cell for cell in cells(table.grid) if cell.key in known], known)
+    yield from _sequence_charts(table.grid, run, known)
+    yield from _accuracy_charts(table.grid, run, known)
 
 
 def _summary(made: Sequence[Table]) -> ResultTable:
     rows = []
     for table in made:
-        run = [entry for entry in table.entries if entry.accuracies]
-        beside = [entry.difference for entry in run if entry.difference is not None]
-        seeds = [len(entry.accuracies) for entry in run]
-        several = f"{min(seeds)} to {max(seeds)}" if min(seeds) < max(seeds) else str(max(seeds))
-        mean = f"{statistics.mean(beside):+.2f}" if beside else "-"
-        above = f"{sum(difference > 0 for difference in beside)} of {len(beside)}" if beside else "-"
-        of_all = len(list(cells(table.grid)))  # with those of the data sets that have no result yet
-        rows.append([_short(table), f"{len(run)} of {of_all}", several, mean, above])
-    head = ["table", "cells run", "seeds a cell", "mean difference", "above the paper's"]
+        every = Counter(cell.accountant for cell in cells(table.grid))  # with data sets that have no result yet
+        for accountant, count in every.items():
+            run = [entry for entry in table.entries if entry.accuracies and entry.accountant == accountant]
+            rows.append([_short(table), accountant, f"{len(run)} of {count}", *_compared(run)])
+    head = ["table", "accountant", "cells run", "seeds a cell", "mean difference", "above the paper's"]
     caption = "Difference: ours minus the paper's accuracy in %, over the cells for which it prints a figure."
     return ResultTable(title="What has been run", caption=caption, head=head, rows=rows)
+
+
+def _compared(run: Sequence[Entry]) -> list[str]:
+    """Seeds, mean difference, how many are above the paper's."""
+    if not run:
+        return ["-"] * 3
+    seeds = [len(entry.accuracies) for entry in run]
+    several = f"{min(seeds)} to {max(seeds)}" if min(seeds) < max(seeds) else str(max(seeds))
+    beside = [entry.difference for entry in run if entry.difference is not None]
+    if not beside:
+        return [several, "-", "-"]
+    above = sum(difference > 0 for difference in beside)
+    return [several, f"{statistics.mean(beside):+.2f}", f"{above} of {len(beside)}"]
 
 
 def _short(table: Table) -> str:
@@ -96,13 +118,13 @@ def _caveats(table: Table) -> Iterator[str]:
 def _best(path: Path) -> Iterator[ResultTable]:
     """What experiments/best.py found: other models and settings than the paper's, at its ε and rounds."""
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for number, line in enumerate((read_bytes(path) or b"").splitlines(), start=1):
+    for row, line in enumerate((read_bytes(path) or b"").splitlines(), start=1):
         try:
             run = parse_json(line)
             place = (run["table"], run["ratio"], run["dataset"])
             found.setdefault(place, []).append({name: float(run[name]) for name in _NUMBERS})
         except (ValueError, KeyError, TypeError):
-            raise DataError(f"line {number} of {path} is not a result; restore the file or delete the line") from None
+            raise DataError(f"line {row} of {path} is not a result; restore the file or delete the line") from None
     rows = []
     for place, runs in sorted(found.items(), key=lambda item: (item[0][2], item[1][0]["epsilon_allowed"])):
         ours, paper = statistics.mean(run["accuracy"] for run in runs), runs[0]["paper"]
@@ -123,24 +145,37 @@ def _tables(table: Table) -> Iterator[ResultTable]:
         yield ResultTable(title=f"{table.grid.title}: {dataset}", caption=table.caption, head=head, rows=cells_of)
 
 
+def _settings(grid: Grid) -> ResultTable:
+    rows = [[name, number(value)] for name, value in grid.settings.items()]
+    parts = [(column.name, column.settings) for column in grid.columns]
+    parts += [(method.name, method.settings | method.own) for method in grid.methods]
+    rows += [[name, ", ".join(f"{key} = {number(value)}" for key, value in chosen.items())] for name, chosen in parts]
+    caption = "Of every cell, then by column and by method; what is not named is told above, or at its default."
+    return ResultTable(title=f"{grid.title}: settings", caption=caption, head=["what", "settings"], rows=rows)
+
+
 def _best_fixed(table: Table) -> Iterator[ResultTable]:
-    """Fig. 5: how often each fixed τ is best, over the columns and data sets that were run."""
-    if table.grid.name == SEARCH:
-        return
-    wins: Counter[str] = Counter()
-    places = {(e.dataset, e.column, e.accountant) for e in table.entries}
-    for place in places:
-        fixed = {
-            e.method.removeprefix(_FIXED): e.mean
-            for e in table.entries
-            if e.method.startswith(_FIXED) and (e.dataset, e.column, e.accountant) == place and e.mean is not None
-        }
-        if len(fixed) > 1:
-            wins[max(fixed, key=lambda steps: fixed[steps] or 0.0)] += 1
-    if wins:
-        rows = [[f"τ = {steps}", str(wins[steps])] for steps in sorted(wins, key=int)]
+    """Fig. 5, as a table."""
+    wins = {} if table.grid.name == SEARCH else best_fixed(table)
+    if any(wins.values()):
+        rows = [[f"τ = {steps}", str(count)] for steps, count in wins.items()]
         title = f"{table.grid.title}: how often each fixed τ is best (Fig. 5)"
-        yield ResultTable(title=title, caption="", head=["fixed τ", "cells"], rows=rows)
+        caption = "By the paper's accountant, where all of them have been run; at a tie the smallest counts."
+        yield ResultTable(title=title, caption=caption, head=["fixed τ", "cells"], rows=rows)
+
+
+def best_fixed(table: Table) -> dict[int, int]:
+    """How often each fixed τ is best, over the columns and data sets that have all of them by the first accountant."""
+    places: dict[tuple[str, str], dict[int, float | None]] = {}
+    for e in table.entries:
+        if e.method.startswith(_FIXED) and e.accountant == table.grid.accountants[0]:
+            places.setdefault((e.dataset, e.column), {})[int(e.method.removeprefix(_FIXED))] = e.mean
+    wins = dict.fromkeys(sorted({steps for fixed in places.values() for steps in fixed}), 0)
+    for fixed in places.values():
+        complete = {steps: mean for steps, mean in sorted(fixed.items()) if mean is not None}
+        if len(complete) == len(wins):
+            wins[max(complete, key=lambda steps: complete[steps])] += 1
+    return wins
 
 
 def _fixed_charts(table: Table) -> Iterator[ResultChart]:
@@ -165,12 +200,11 @@ def _fixed_charts(table: Table) -> Iterator[ResultChart]:
 
 
 def _sequence_charts(grid: Grid, listed: Sequence[Cell], known: Mapping[str, Result]) -> Iterator[ResultChart]:
-    """Fig. 4: τ of each round, of seed 0."""
+    """Fig. 4: τ of each round, of the first seed."""
     for dataset in dict.fromkeys(cell.dataset for cell in listed):
         series = []
         for cell in listed:
-            adaptive = cell.method in ("ali_dpfl", "ours:ali") and cell.accountant == grid.accountants[0]
-            if not adaptive or cell.dataset != dataset or cell.seed != 0:
+            if cell.method not in ("ali_dpfl", "ours:ali") or cell.dataset != dataset:
                 continue
             points = [[number, float(steps)] for number, steps in enumerate(known[cell.key].local_steps, start=1)]
             series.append({"name": f"{cell.method}, {cell.column}", "points": points})
@@ -179,6 +213,23 @@ def _sequence_charts(grid: Grid, listed: Sequence[Cell], known: Mapping[str, Res
             yield _chart(f"sequence-{grid.name}-{dataset}", f"τ of ALI-DPFL, {dataset} (Fig. 4)", chart, series)
 
 
+def _accuracy_charts(grid: Grid, listed: Sequence[Cell], known: Mapping[str, Result]) -> Iterator[ResultChart]:
+    """Accuracy by round, of the first seed: a drawing for each data set and column."""
+    for dataset, column in dict.fromkeys((cell.dataset, cell.column) for cell in listed):
+        series = [
+            {"name": cell.method, "points": [list(point) for point in known[cell.key].accuracies], "dots": True}
+            for cell in listed
+            if (cell.dataset, cell.column) == (dataset, column)
+        ]
+        place = [name.name for name in grid.columns].index(column)
+        chart = {"label": "accuracy by round", "x": "round", "y": "test accuracy (%)"}
+        yield _chart(f"accuracy-{grid.name}-{dataset}-{place}", f"Accuracy, {dataset}, {column}", chart, series)
+
+
+def _only_accountants(grid: Grid) -> set[str]:
+    """Those of methods that cannot have the grid's."""
+    return {name for method in grid.methods for name in method.accountants or ()}
+
+
 def _chart(name: str, title: str, chart: dict[str, Any], series: list[dict[str, Any]]) -> ResultChart:
-    caption = "Drawn from the runs of the tables above, which tell how many seeds there are."
-    return ResultChart(name=name, title=title, caption=caption, chart={**chart, "series": series})
+    return ResultChart(name=name, title=title, caption=_DRAWN, chart={**chart, "series": series})

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from alidpfl.errors import DataError
+from alidpfl.reproduction.grid import key_of
 from alidpfl.store.files import parse_json, read_bytes, write_atomically
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, result TEXT NOT NULL)"
@@ -71,9 +72,12 @@ class Results:
             return {row[0] for row in connection.execute("SELECT key FROM results")}
 
     def read_lines(self, path: Path) -> int:
-        """Take in what another machine, or the repository, has; returns how many were new."""
-        known = self.keys()
-        new = [result for result in read_results(path) if result.key not in known]
+        """Take in what another machine, or the repository, has; returns how many were new or other than here.
+
+        Lines win: they are what is committed and corrected, and every result of this machine is written to them.
+        """
+        known = self.all()
+        new = [result for result in read_results(path) if result != known.get(result.key)]
         for result in new:
             self.add(result)
         return len(new)
@@ -111,12 +115,16 @@ class Results:
 
 
 def read_results(path: Path) -> Iterator[Result]:
-    """Of a file of results; none where there is no file."""
+    """Of a file of results; none where there is no file. A line whose key is not that of its settings is refused."""
     for number, line in enumerate((read_bytes(path) or b"").splitlines(), start=1):
+        remedy = "restore the file or delete the line"
         try:
-            yield _result(line)
+            result = _result(line)
         except ValueError:
-            raise DataError(f"line {number} of {path} is not a result; restore the file or delete the line") from None
+            raise DataError(f"line {number} of {path} is not a result; {remedy}") from None
+        if result.key != key_of(result.settings):
+            raise DataError(f"line {number} of {path} has the key of other settings than its own; {remedy}")
+        yield result
 
 
 def _remedy(error: Exception) -> str:

@@ -97,8 +97,9 @@ def run_cell(settings: Sequence[str], directory: Path, rounds: Path) -> Outcome:
 
 def _check_data(pending: Sequence[Cell]) -> None:
     """Once, before the first of many cells fails for want of them."""
-    for dataset in sorted({cell.dataset for cell in pending} & SOURCES.keys()):
-        find(SOURCES[dataset])
+    for dataset, folder in dict.fromkeys((cell.dataset, dict(cell.settings).get("data.data_dir")) for cell in pending):
+        if dataset in SOURCES:
+            find(SOURCES[dataset], None if folder is None else Path(folder))
 
 
 def _pending(cells: Sequence[Cell], results: Results) -> list[Cell]:

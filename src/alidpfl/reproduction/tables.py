@@ -17,6 +17,7 @@ _SYMBOLS = {
     "method.options.regularisation": "λ",
     "method.options.smallest_clip_norm": "smallest C",
 }
+_SEARCHED_AT = "R_s = R_c = 158, Dir(0.05), the paper's accountant"
 _UNCOVERED = "its rule reads un-noised signals, which ε does not cover"
 
 
@@ -61,27 +62,45 @@ class Table:
     @property
     def caption(self) -> str:
         """Where the figures are from, and how the settings were chosen."""
-        tuned = "; ".join(f"{dataset}: {_listed(settings)}" for dataset, settings in self.grid.tuned.items())
         if self.grid.name not in NAMES:  # nobody knows how these settings were chosen, and no paper has them
-            set_by_hand = f" Set in [tuned]: {tuned}." if tuned else ""
+            set_by_hand = f" Set in [tuned]: {self._tuned}." if self._tuned else ""
             return f"Test accuracy in % of the last round: mean ± sd over n seeds.{set_by_hand} * {_UNCOVERED}."
         if self.grid.name == SEARCH:
             what = "Accuracy in % of the last round, on training data that no client holds"
             return f"{self.grid.title}. {what}. * {_UNCOVERED}."
-        chosen = f"Chosen on a held-out part of the training set, by the same search for every method: {tuned}."
         return (
             f"{self.grid.title}. Test accuracy in % of the last round: ours, mean ± sd over n seeds, the paper's "
-            f"({citation()}) and the difference; - where neither has one. "
-            f"{chosen if tuned else 'C and η have not been searched for yet: these are the defaults.'} * {_UNCOVERED}."
+            f"({citation()}) and the difference; - where neither has one. {self._chosen} * {_UNCOVERED}."
         )
+
+    @property
+    def _chosen(self) -> str:
+        """C and η are those of one place, which is not this table's every column: whoever compares must know."""
+        parts = []
+        if self._tuned:
+            parts.append(
+                f"C and η were chosen on a held-out part of the training set ({_SEARCHED_AT}), from the same points "
+                f"for every method, and serve all columns; what only one method has, together with them: {self._tuned}."
+            )
+        unsearched = dict.fromkeys(e.dataset for e in self.entries if e.dataset not in self.grid.tuned)
+        if unsearched:
+            parts.append(f"Not searched for yet, at the defaults: {', '.join(unsearched)}.")
+        return " ".join(parts)
+
+    @property
+    def _tuned(self) -> str:
+        return "; ".join(f"{dataset}: {_listed(settings)}" for dataset, settings in self.grid.tuned.items())
 
 
 def make_table(grid: Grid, listed: Iterable[Cell], known: Mapping[str, Result]) -> Table:
     """What is known so far, by the cells' keys."""
     found: dict[tuple[str, str, str, str], list[Result]] = {}
+    leaky = set()
     for cell in listed:
         place = (cell.dataset, cell.method, cell.accountant, cell.column)
         found.setdefault(place, [])
+        if dict(cell.settings).get("privacy.unsafe"):
+            leaky.add(place)
         if (result := known.get(cell.key)) is not None:
             found[place].append(result)
     columns = {column.name: column for column in grid.columns}
@@ -96,9 +115,10 @@ def make_table(grid: Grid, listed: Iterable[Cell], known: Mapping[str, Result]) 
                 accuracies=tuple(result.accuracy for result in runs),
                 paper=published(grid.name, dataset, columns[column].match, method),
                 epsilon=max((result.epsilon for result in runs), default=None),
-                covered=all(result.covers_everything for result in runs),
+                covered=place not in leaky and all(result.covers_everything for result in runs),
             )
-            for (dataset, method, accountant, column), runs in found.items()
+            for place, runs in found.items()
+            for dataset, method, accountant, column in [place]
         ),
     )
 

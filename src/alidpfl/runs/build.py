@@ -222,11 +222,20 @@ def _policy(config: Config) -> Policy:
         raise ConfigError(f"method.policy_options={options}: {error}") from None
 
 
+def method_options(name: str) -> dict[str, inspect.Parameter]:
+    """What `method.options` may hold for this method.
+
+    >>> list(method_options("pe_dpfl")), list(method_options("ali_dpfl"))
+    (['regularisation', 'perturbation', 'draws', 'variant'], [])
+    """
+    parameters = inspect.signature(METHODS[name]).parameters
+    return {option: parameter for option, parameter in parameters.items() if option not in _NOT_OPTIONS}
+
+
 def _method(config: Config, noise_multiplier: float) -> Method:
     name, options = config.method.name, config.method.options
-    known = {option: None for option in inspect.signature(METHODS[name]).parameters if option not in _NOT_OPTIONS}
     for option in options:
-        named(f"method.options of {name}", option, known)
+        named(f"method.options of {name}", option, method_options(name))
     settings = {"clip_norm": config.method.clip_norm, "noise_multiplier": noise_multiplier}
     method = make_method(name, **settings, **options)
     if method.needs_public_loss and config.data.validation == 0:

@@ -22,6 +22,14 @@ STATISTICS_SETTINGS = (
 )
 """What `scatter_linear` alone reads."""
 
+
+def _whole(value: object) -> object:
+    """Of a choice between numbers: Python takes true, and 1.0, for 1."""
+    if type(value) is not int:
+        raise ValueError("no whole number")
+    return value
+
+
 Seconds = Annotated[float, BeforeValidator(as_seconds)]
 Bytes = Annotated[int, BeforeValidator(as_bytes)]
 
@@ -79,11 +87,9 @@ class ModelSection(_Section):
     upright: bool = Field(
         False, description="`scatter_linear`: centre every image and shear it upright first; for handwriting."
     )
-    positions: int = Field(
+    positions: Annotated[Literal[1, 2, 4], BeforeValidator(_whole)] = Field(
         1,
-        ge=1,
-        le=4,
-        description="`scatter_linear`: average features over 1, 2 or 4 positions of the image, two pixels apart.",
+        description="`scatter_linear`: average features over so many positions of the image, two pixels apart.",
     )
     learned: tuple[Literal["leaves", "garments"], ...] = Field(
         (),
@@ -113,7 +119,8 @@ class PrivacySection(_Section):
         None,
         ge=1,
         examples=[100],
-        description="R_c wished for: sets σ where that is left out; left out too: two steps a round.",
+        description="R_c wished for: sets σ where that is left out. Left out too: `local_steps` a round for the policy "
+        "`fixed`, two a round for others. `pe_dpfl` with variant `output` is charged one a round and does not read it.",
     )
     noise: Literal["gaussian", "grid"] = Field(
         "gaussian",
@@ -150,10 +157,10 @@ class MethodSection(_Section):
         None, ge=0, examples=[5.0], description="Γ of Lemma 2; left out: as the paper sets it for the split."
     )
     options: dict[str, Any] = Field(
-        {}, examples=[{"draws": 2}], description="Further settings of the method, such as draws of pe_dpfl."
+        {}, examples=[{"draws": 2}], description="Further settings of the method: the table below."
     )
     policy_options: dict[str, Any] = Field(
-        {}, examples=[{"pace_limit": 2.0}], description="Further settings of the policy, such as pace_limit."
+        {}, examples=[{"pace_limit": 2.0}], description="Further settings of the policy: the table below."
     )
 
 

@@ -56,6 +56,7 @@ def _summary_writer() -> Any:
             from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ConfigError(
-            "TensorBoard is not installed: run `pip install 'alidpfl[tensorboard]'`, or leave the option out"
+            "TensorBoard is missing: in a clone of alidpfl run `pip install -c constraints.txt '.[tensorboard]'`, "
+            "or leave the option out"
         ) from None
     return SummaryWriter

@@ -20,7 +20,8 @@ def figure_class() -> "type[Figure]":
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError(
-            "drawing a figure needs matplotlib: run `pip install 'alidpfl[report]'`, or leave --plot out"
+            "drawing a figure needs matplotlib: in a clone of alidpfl run `pip install -c constraints.txt '.[report]'`,"
+            " or leave --plot out"
         ) from None
     return Figure
 

@@ -17,7 +17,9 @@
     if (parent) parent.appendChild(made);
     return made;
   };
-  const color = (number) => `var(--series-${(number % 6) + 1})`;
+  const COLORS = 6;  // from the seventh series on the same again, dashed
+  const color = (number) => `var(--series-${(number % COLORS) + 1})`;
+  const isDashed = (number) => number >= COLORS;
   const shown = (value) => {
     const size = Math.abs(value);
     if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(1);
@@ -85,7 +87,8 @@
   }
   function line(svg, series, x, y) {
     const path = series.points.map((point, n) => `${n ? "L" : "M"}${x.place(point[0]).toFixed(1)} ${y.place(point[1]).toFixed(1)}`);
-    element("path", {d: path.join(""), class: "series", stroke: color(series.number), "data-series": series.name}, svg);
+    element("path", {d: path.join(""), class: "series", stroke: color(series.number),
+      "stroke-dasharray": isDashed(series.number) ? "7 5" : "none", "data-series": series.name}, svg);
     if (series.dots || series.points.length === 1)
       for (const point of series.points)
         element("circle", {cx: x.place(point[0]), cy: y.place(point[1]), r: 3.5, fill: color(series.number)}, svg);
@@ -130,7 +133,8 @@
         draw(holder, chart, hiddenNames);
       });
       const swatch = Object.assign(document.createElement("span"), {className: "swatch"});
-      swatch.style.background = color(number);
+      swatch.style.background = isDashed(number)
+        ? `repeating-linear-gradient(90deg, ${color(number)} 0 0.4rem, transparent 0.4rem 0.65rem)` : color(number);
       label.append(input, swatch, series.name);
       box.appendChild(label);
     });
