@@ -101,7 +101,6 @@ def test_policies_share_where_they_agree(tmp_path, policies):
         {"data__dirichlet_beta": 0.7},
         {"data__alpha": 0.3},
         {"method__name": "pe_dpfl"},
-        {"method__name": "pe_dpfl", "method__options": {"regularisation": 0.1}},
         {"method__clip_norm": 0.5},
         {"method__learning_rate": 0.2},
         {"privacy__noise_multiplier": 2.5},
@@ -114,6 +113,16 @@ def test_policies_share_where_they_agree(tmp_path, policies):
 def test_what_differs_is_not_shared(tmp_path, change):
     run(config_of(**FIXED), tmp_path / "one", tmp_path)
     config = config_of(**(FIXED | change))
+    files, trained = run(config, tmp_path / "other", tmp_path)
+    assert trained == files["metrics.jsonl"].count(b"\n") * 3
+    assert files == alone(config, tmp_path / "alone")
+
+
+def test_a_setting_that_only_one_method_has_is_not_shared(tmp_path):
+    """Rows of the search differ by nothing else."""
+    one = FIXED | {"method__name": "pe_dpfl"}
+    run(config_of(**one), tmp_path / "one", tmp_path)
+    config = config_of(**one, method__options__regularisation=0.1)
     files, trained = run(config, tmp_path / "other", tmp_path)
     assert trained == files["metrics.jsonl"].count(b"\n") * 3
     assert files == alone(config, tmp_path / "alone")
