@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 
 _Name = Annotated[
-    str, typer.Argument(help="small, medium, large, heterogeneity (Tables I to IV), or a .toml of your own.")
+    str,
+    typer.Argument(
+        help="small, medium, large, heterogeneity (Tables I to IV), tuning (their search), or a .toml of your own."
+    ),
 ]
 _Datasets = Annotated[str, typer.Option(help="Only these, such as mnist,fashion_mnist.")]
 _Methods = Annotated[str, typer.Option(help="Only these, such as ali_dpfl,ours:ratio.")]

@@ -14,12 +14,20 @@ from alidpfl.methods import METHODS
 from alidpfl.policies import POLICIES
 from alidpfl.runs.build import method_options
 from alidpfl.runs.config import Config
+from alidpfl.vault.policy import PINNED, Policy
 
 _HEAD = """# Configuration
 
 A run is described by a TOML file; what is left out takes the default, and the defaults together are what `make run`
 runs. On the command line `--set section.key=value` changes a setting (`--set seed=3` where the key is in one section
 only). The effective settings are kept in the run's `config.toml`. This page is generated: `make docs`.
+"""
+
+_VAULT = """## The vault's policy
+
+`policy.toml` in a vault's folder is the owner's: read when [the vault](vault.md) starts, and beyond the reach of
+whoever asks it for rounds. Unknown keys and wrong types are refused. What may not change is what the ledger was begun
+with: the vault refuses to serve if it does.
 """
 
 _PACE_LIMIT = "τ is at most this times ⌈steps left / rounds left⌉, 1 or more; left out: no limit."
@@ -53,12 +61,24 @@ def reference() -> str:
         title, _, meaning = str(section.__doc__).partition(": ")
         parts.append(f"## {title}\n\n{meaning[:1].upper()}{meaning[1:]}\n")
         parts.append("| key | type | default | meaning |\n| --- | --- | --- | --- |")
-        parts += [_row(f"{name}.{key}", setting) for key, setting in section.model_fields.items()]
+        parts += [_line(f"{name}.{key}", setting) for key, setting in section.model_fields.items()]
         parts.append("")
         if name == "method":
             parts += _options("method", "options", _method_rows())
             parts += _options("policy", "policy_options", _policy_rows())
-    return "\n".join(parts).rstrip() + "\n"
+    return "\n".join([*parts, *_vault_policy()]).rstrip() + "\n"
+
+
+def _vault_policy() -> list[str]:
+    """The owner's file, which no run's configuration can change."""
+    lines = [_VAULT, "| key | type | default | may change | meaning |\n| --- | --- | --- | --- | --- |"]
+    for name, field in Policy.model_fields.items():
+        section: Any = field.annotation
+        settings = getattr(section, "model_fields", None)
+        rows = {name: field} if settings is None else {f"{name}.{key}": part for key, part in settings.items()}
+        changes = "no" if name in PINNED else "yes"
+        lines += [_line(key, setting, changes) for key, setting in rows.items()]
+    return lines
 
 
 def _options(owner: str, key: str, rows: Iterable[tuple[str, str, object]]) -> list[str]:
@@ -84,11 +104,13 @@ def _policy_rows() -> Iterable[tuple[str, str, object]]:
     )
 
 
-def _row(key: str, field: FieldInfo) -> str:
-    default = "" if field.default is None else f"`{toml(field.default)}`"
-    meaning = str(field.description).replace("|", "\\|")
+def _line(key: str, field: FieldInfo, *more: str) -> str:
+    """Key, type, default, `more`, meaning."""
+    value = field.get_default(call_default_factory=True)
+    default = "required" if field.is_required() else "" if value is None else f"`{toml(value)}`"
     within = f" {limits(field)}" if limits(field) else ""
-    return f"| `{key}` | {kind(field.annotation)}{within} | {default} | {meaning} |"
+    meaning = str(field.description).replace("|", "\\|")
+    return f"| {' | '.join([f'`{key}`', kind(field.annotation) + within, default, *more, meaning])} |"
 
 
 if __name__ == "__main__":

@@ -18,10 +18,12 @@ from alidpfl.store.files import disk_errors
 from alidpfl.store.toml_writer import to_toml
 
 FORMAT: Literal["alidpfl-vault-policy-1"] = "alidpfl-vault-policy-1"
+PINNED = ("budget", "accounting", "terms", "model")
+"""Sections that may not change once the ledger has begun."""
 UNACCOUNTED_SIGNALS, SEEDED_NOISE = "unaccounted-signals", "seeded-noise"
 
 _HEADER = """\
-# The policy of this vault, read when it starts; docs/vault.md explains every key.
+# The policy of this vault, read when it starts; docs/configuration.md explains every key.
 # [budget], [accounting], [terms] and [model] are what the ledger was begun with: changed, the vault refuses to serve.
 """
 
@@ -33,39 +35,47 @@ class _Section(BaseModel):
 class BudgetSection(_Section):
     """[budget]: what this data set may ever spend."""
 
-    epsilon: float = Field(gt=0, examples=[2.0])
-    delta: float = Field(gt=0, lt=1, examples=[1e-5])
+    epsilon: float = Field(gt=0, examples=[2.0], description="ε of all runs together.")
+    delta: float = Field(gt=0, lt=1, examples=[1e-5], description="δ of all runs together.")
 
 
 class AccountingSection(_Section):
     """[accounting]: "planned" charges every step at the terms' q and σ, "filter" at its own by a Rényi filter."""
 
-    kind: Literal["planned", "filter"] = "planned"
-    accountant: Literal["pld", "rdp", "rdp-paper"] = "pld"
+    kind: Literal["planned", "filter"] = Field(
+        "planned", description="Charge each step at the terms' q and σ, or at its own by a Rényi filter."
+    )
+    accountant: Literal["pld", "rdp", "rdp-paper"] = Field(
+        "pld", description="Of planned accounting; `pld` is the tightest."
+    )
 
 
 class TermsSection(_Section):
     """[terms]: the largest q, the least σ, and what the noise goes on."""
 
-    sample_rate: float = Field(gt=0, le=1, examples=[0.04])
-    min_noise_multiplier: float = Field(ge=1e-3, le=1e6, examples=[1.1])
-    release: Literal["step", "update"] = "step"
+    sample_rate: float = Field(gt=0, le=1, examples=[0.04], description="The largest q.")
+    min_noise_multiplier: float = Field(ge=1e-3, le=1e6, examples=[1.1], description="The least σ.")
+    release: Literal["step", "update"] = Field(
+        "step", description="Noise on every step, or on a round's whole update (`pe_dpfl`, variant `output`)."
+    )
 
 
 class ModelSection(_Section):
     """[model]: what is trained, built by the vault itself."""
 
-    name: Literal["cnn", "compact_cnn", "linear", "mlp"] = "compact_cnn"
-    hidden: int = Field(128, ge=1, le=100_000)
+    name: Literal["cnn", "compact_cnn", "linear", "mlp"] = Field("compact_cnn", description="What is trained.")
+    hidden: int = Field(128, ge=1, le=100_000, description="`mlp`: width of the hidden layer.")
 
 
 class LimitsSection(_Section):
     """[limits]: of a single round."""
 
-    max_steps_per_round: int = Field(ge=1, le=1_000_000, examples=[10])
-    min_clip_norm: float = Field(1e-3, ge=1e-6, le=1e6)
-    max_clip_norm: float = Field(ge=1e-6, le=1e6, examples=[1.0])
-    on_excess: Literal["cut", "refuse"] = "cut"
+    max_steps_per_round: int = Field(ge=1, le=1_000_000, examples=[10], description="The largest τ.")
+    min_clip_norm: float = Field(1e-3, ge=1e-6, le=1e6, description="The least C.")
+    max_clip_norm: float = Field(ge=1e-6, le=1e6, examples=[1.0], description="The largest C.")
+    on_excess: Literal["cut", "refuse"] = Field(
+        "cut", description="Serve as many steps as the policy allows, or refuse the round."
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> "LimitsSection":
@@ -77,23 +87,37 @@ class LimitsSection(_Section):
 class ServiceSection(_Section):
     """[service]: how answers are kept and how long callers wait for their turn."""
 
-    keep_answers: int = Field(20, ge=1)
-    max_wait_seconds: float = Field(60.0, ge=0, le=3600)
+    keep_answers: int = Field(20, ge=1, description="Stored, newest first; older rounds cannot be sent again.")
+    max_wait_seconds: float = Field(
+        60.0, ge=0, le=3600, description="How long a caller waits while another round is trained."
+    )
 
 
 class Policy(_Section):
     """All that the owner decides."""
 
-    format: Literal["alidpfl-vault-policy-1"] = FORMAT
-    anchor: str | None = Field(None, examples=["/mnt/other-disk/anchor"])
-    """A file on another disk that follows the ledger's head: it betrays a restored snapshot."""
-    unsafe: list[Literal["unaccounted-signals", "seeded-noise"]] = Field(
-        default_factory=list, examples=[["unaccounted-signals"]]
+    format: Literal["alidpfl-vault-policy-1"] = Field(FORMAT, description="Of this file.")
+    anchor: str | None = Field(
+        None,
+        examples=["/mnt/other-disk/anchor"],
+        description="A file on another disk that follows the ledger's head: it betrays a restored snapshot.",
     )
-    noise: Literal["gaussian", "grid"] = "gaussian"
-    """"grid": exact to the last bit, and slower (docs/floating-point.md). It costs no more, so it may change."""
-    seed: int | None = Field(None, ge=0, examples=[7])
-    """Of the noise, with unsafe = ["seeded-noise"] only."""
+    unsafe: list[Literal["unaccounted-signals", "seeded-noise"]] = Field(
+        default_factory=list,
+        examples=[["unaccounted-signals"]],
+        description="What may happen that no ε covers: un-noised signals that leave, noise from `seed`.",
+    )
+    noise: Literal["gaussian", "grid"] = Field(
+        "gaussian",
+        description="`grid`: [exact to the last bit](floating-point.md), and slower, at no greater cost in ε.",
+    )
+    seed: int | None = Field(
+        None,
+        ge=0,
+        examples=[7],
+        description="Of the noise, with `seeded-noise` only, to compare a deployment with a simulation: whoever knows "
+        "it subtracts the noise.",
+    )
     budget: BudgetSection
     accounting: AccountingSection = Field(default_factory=AccountingSection)
     terms: TermsSection
@@ -122,7 +146,7 @@ class Policy(_Section):
 
     def pinned(self) -> dict[str, Any]:
         """What may not change once the ledger has begun."""
-        return self.model_dump(include={"budget", "accounting", "terms", "model"})
+        return self.model_dump(include=set(PINNED))
 
     def to_toml(self) -> str:
         """As the file holds it."""
