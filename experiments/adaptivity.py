@@ -4,11 +4,13 @@ In a cell all methods have the same split, first weights, batches and noise for 
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from alidpfl.reproduction.grid import MOST_SEEDS, Grid, cells
+from alidpfl.reproduction.report import FIXED
 from alidpfl.reproduction.results import Result
+from alidpfl.reproduction.tables import markdown_lines
 
 HEAD = """## Is adaptivity worth it?
 
@@ -23,7 +25,7 @@ more. So in the columns R_c/2 and R_c/5, and by `pld`, a part of what a rule gai
 on everything, is that it moves less.
 """
 
-_YARDSTICK, _FIXED = "ours:ratio", "fedavg_dp:tau="
+_YARDSTICK = "ours:ratio"
 _RULES = {"ours:ali": "`ali`", "ours:corrected": "`corrected`", "ali_dpfl": "paper's rule (un-noised)"}
 _BEST = "best fixed τ"
 Seeds = Mapping[int, Result]
@@ -41,7 +43,7 @@ class _Tally:
 
     def __str__(self) -> str:
         changes = list(self.differences.values())
-        better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+        better, worse = _counts(changes)
         return (
             f"better in {better}, worse in {worse} of {len(changes)} pairs, {statistics.mean(changes):+.2f} on average"
         )
@@ -49,7 +51,7 @@ class _Tally:
 
 def section(grids: list[Grid], known: Mapping[str, Result]) -> str:
     """The tables of all grids, and how often each rule won."""
-    rows: list[str] = []
+    rows: list[list[str]] = []
     tallies: dict[tuple[str, str], _Tally] = {}
     for grid in grids:
         for place, methods in _by_place(grid, known).items():
@@ -60,7 +62,7 @@ def section(grids: list[Grid], known: Mapping[str, Result]) -> str:
     against = [f"{name} - {other}" for name in _RULES.values() for other in ("`ratio`", "best fixed")]
     head = ["table", "data set", "column", "accountant", "`ratio`", f"{_BEST} - `ratio`", *against]
     told = [f"- {name} against {other}: {tally}." for (name, other), tally in tallies.items() if tally.differences]
-    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|", *rows]
+    lines = markdown_lines(head, rows)
     return "\n".join([HEAD, *lines, "", "Over all of it, each pair of runs once:", "", *told, ""])
 
 
@@ -74,21 +76,26 @@ def _by_place(grid: Grid, known: Mapping[str, Result]) -> dict[tuple[str, ...], 
     return found
 
 
-def _row(place: tuple[str, ...], methods: Mapping[str, Seeds], tallies: dict[tuple[str, str], _Tally]) -> str:
+def _row(place: tuple[str, ...], methods: Mapping[str, Seeds], tallies: dict[tuple[str, str], _Tally]) -> list[str]:
     def against(name: str, one: Seeds, other_name: str, other: Seeds) -> str:
         return _against(place[1], one, other, tallies.setdefault((name, other_name), _Tally()))
 
     ratio = methods[_YARDSTICK]
     columns = [*place, f"{_mean(ratio):.2f} (n = {len(ratio)})"]
-    fixed = {name: seeds for name, seeds in methods.items() if name.startswith(_FIXED) and seeds.keys() >= ratio.keys()}
+    fixed = {name: seeds for name, seeds in methods.items() if name.startswith(FIXED) and seeds.keys() >= ratio.keys()}
     name = max(fixed, key=lambda name: _mean({seed: fixed[name][seed] for seed in ratio}), default="")
     best = fixed.get(name, {})
     shown = against(_BEST, best, "`ratio`", ratio)
-    columns.append(f"τ = {name.removeprefix(_FIXED)}: {shown}" if best else shown)
+    columns.append(f"τ = {name.removeprefix(FIXED)}: {shown}" if best else shown)
     for method, rule in _RULES.items():
         seeds = methods.get(method, {})
         columns += [against(rule, seeds, "`ratio`", ratio), against(rule, seeds, _BEST, best)]
-    return f"| {' | '.join(columns)} |"
+    return columns
+
+
+def _counts(changes: Sequence[float]) -> tuple[int, int]:
+    """How many are better and how many worse."""
+    return sum(change > 0 for change in changes), sum(change < 0 for change in changes)
 
 
 def _mean(seeds: Seeds) -> float:
@@ -102,6 +109,6 @@ def _against(dataset: str, one: Seeds, other: Seeds, tally: _Tally) -> str:
     for seed in both:
         tally.add(dataset, one[seed], other[seed])
     differences = [one[seed].accuracy - other[seed].accuracy for seed in both]
-    better, worse = sum(change > 0 for change in differences), sum(change < 0 for change in differences)
+    better, worse = _counts(differences)
     counts = f" ({better} better, {worse} worse)" if len(both) > 1 else ""
     return f"{statistics.mean(differences):+.2f}{counts}"

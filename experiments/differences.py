@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from alidpfl.reproduction.tables import Entry, Table
+from alidpfl.reproduction.tables import Entry, Table, markdown_lines
 
 HEAD = """## Where ours and the paper differ
 
@@ -17,15 +17,15 @@ Spearman's correlation of the two orders of these methods, 1 where they agree.
 
 def section(tables: Sequence[Table], tried: Path) -> str:
     """One table of all grids, and what was tried."""
-    head = ["table", "data set", "column", "methods", "mean", "least", "most", "best of ours", "best of the paper's"]
+    told = ["methods", "mean", "least", "most", "best of ours", "best of the paper's", "order"]
     rows = [row for table in tables for row in _rows(table)]
     if not rows:
         return f"{HEAD}No cell has been run yet.\n"
-    lines = [f"| {' | '.join([*head, 'order'])} |", "| --- " * (len(head) + 1) + "|", *rows]
+    lines = markdown_lines(["table", "data set", "column", *told], rows)
     return HEAD + "\n".join(lines) + "\n\n" + tried.read_text()
 
 
-def _rows(table: Table) -> list[str]:
+def _rows(table: Table) -> list[list[str]]:
     by_place: dict[tuple[str, str], list[Entry]] = {}
     for entry in table.entries:
         if entry.paper is not None and entry.accountant == table.grid.accountants[0]:
@@ -37,7 +37,7 @@ def _rows(table: Table) -> list[str]:
     ]
 
 
-def _row(place: tuple[str, ...], entries: Sequence[Entry]) -> str:
+def _row(place: tuple[str, ...], entries: Sequence[Entry]) -> list[str]:
     """Of what has been run; the paper's best is the best of all its figures."""
     papers = {entry.method: entry.paper for entry in entries if entry.paper is not None}
     ours = {entry.method: entry.mean for entry in entries if entry.mean is not None}
@@ -45,7 +45,7 @@ def _row(place: tuple[str, ...], entries: Sequence[Entry]) -> str:
     shown = [f"{value:+.2f}" for value in (statistics.mean(changes), min(changes), max(changes))]
     order = _agreement(list(ours.values()), [papers[method] for method in ours])
     run = f"{len(ours)} of {len(papers)}"
-    return f"| {' | '.join([*place, run, *shown, _best(ours), _best(papers), order])} |"
+    return [*place, run, *shown, _best(ours), _best(papers), order]
 
 
 def _best(accuracies: dict[str, float]) -> str:

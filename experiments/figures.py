@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from alidpfl.reproduction.grid import cells
-from alidpfl.reproduction.report import best_fixed
+from alidpfl.reproduction.report import ADAPTIVE, best_fixed
 from alidpfl.reproduction.results import Result
-from alidpfl.reproduction.tables import Table
+from alidpfl.reproduction.tables import Table, markdown_lines
 
 HEAD = """## The paper's figures
 
@@ -24,7 +24,7 @@ BEST = """
 Over data sets and columns of which all have been run; at a tie the smallest counts.
 
 """
-_ADAPTIVE, _MOST_PIECES = ("ali_dpfl", "ours:ali"), 6
+_MOST_PIECES = 6
 
 
 def section(tables: Sequence[Table], known: Mapping[str, Result]) -> str:
@@ -35,17 +35,19 @@ def section(tables: Sequence[Table], known: Mapping[str, Result]) -> str:
         return ""
     wins = {table.grid.name: best_fixed(table) for table in tables}
     fixed = sorted({steps for counts in wins.values() for steps in counts})
-    rows = [_line([name, *(str(counts.get(steps, 0)) for steps in fixed)]) for name, counts in wins.items()]
-    best = _line(["table", *(f"τ = {steps}" for steps in fixed)])
-    return "\n".join([HEAD + _line(head), _rule(len(head)), *sequences, BEST + best, _rule(len(fixed) + 1), *rows, ""])
+    best = markdown_lines(
+        ["table", *(f"τ = {steps}" for steps in fixed)],
+        [[name, *(str(counts.get(steps, 0)) for steps in fixed)] for name, counts in wins.items()],
+    )
+    return HEAD + "\n".join([*markdown_lines(head, sequences), BEST + best[0], *best[1:], ""])
 
 
-def _sequences(table: Table, known: Mapping[str, Result]) -> list[str]:
+def _sequences(table: Table, known: Mapping[str, Result]) -> list[list[str]]:
     found = []
     for cell in cells(table.grid, accountants=table.grid.accountants[:1]):
-        if cell.method in _ADAPTIVE and (result := known.get(cell.key)) is not None:
+        if cell.method in ADAPTIVE and (result := known.get(cell.key)) is not None:
             place = [cell.grid, cell.dataset, cell.column, cell.method]
-            found.append(_line([*place, told(result.local_steps), str(result.rounds), str(result.steps)]))
+            found.append([*place, told(result.local_steps), str(result.rounds), str(result.steps)])
     return found
 
 
@@ -58,11 +60,3 @@ def told(local_steps: Sequence[int]) -> str:
     some = ", ".join(f"{local_steps[place]} in round {place + 1}" for place in places)
     mean = sum(local_steps) / len(local_steps)
     return f"{min(local_steps)} to {max(local_steps)}, mean {mean:.2f}: {some}"
-
-
-def _line(values: Sequence[str]) -> str:
-    return f"| {' | '.join(values)} |"
-
-
-def _rule(columns: int) -> str:
-    return "| --- " * columns + "|"

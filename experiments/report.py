@@ -88,9 +88,9 @@ def tables() -> str:
 
 def _search() -> str:
     grid = grids.load_grid(grids.SEARCH)
-    found, table = _stored(grid), table_so_far(grid, _stored(grid))
-    done, every = sum(cell.key in found for cell in grids.cells(grid)), len(list(grids.cells(grid)))
-    return f"{as_markdown(table) if table else ''}\nThe search has {done} of its {every} cells.\n"
+    found, every = _stored(grid), list(grids.cells(grid))
+    table, done = table_so_far(grid, found), sum(cell.key in found for cell in every)
+    return f"{as_markdown(table) if table else ''}\nThe search has {done} of its {len(every)} cells.\n"
 
 
 def _stored(grid: grids.Grid) -> dict[str, Result]:

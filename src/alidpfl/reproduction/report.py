@@ -14,7 +14,10 @@ from alidpfl.store.files import parse_json, read_bytes
 from alidpfl.views.report_page import ResultChart, ResultReport, ResultTable
 from alidpfl.views.tables import number
 
-_FIXED = "fedavg_dp:tau="
+FIXED = "fedavg_dp:tau="
+"""How the rows of a fixed τ begin."""
+ADAPTIVE = ("ali_dpfl", "ours:ali")
+"""Rows whose τ is drawn by round: the paper's rule, and ours."""
 _DRAWN = (
     "Drawn from the runs of the tables above: means over the seeds there are; curves over rounds are of the first seed."
 )
@@ -63,11 +66,8 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
 def _charts(table: Table, known: Mapping[str, Result]) -> Iterator[ResultChart]:
     if table.grid.name == SEARCH:  # how the settings were chosen: no figure of the paper's
         return
-    run = [
-        cell
-        for cell in cells(table.grid)
-        if cell.key in known and cell.accountant in (table.grid.accountants[0], *_only_accountants(table.grid))
-    ]
+    first = {method.name: (method.accountants or table.grid.accountants)[0] for method in table.grid.methods}
+    run = [cell for cell in cells(table.grid) if cell.key in known and cell.accountant == first[cell.method]]
     yield from _fixed_charts(table)
     yield from _sequence_charts(table.grid, run, known)
     yield from _accuracy_charts(table.grid, run, known)
@@ -168,8 +168,8 @@ def best_fixed(table: Table) -> dict[int, int]:
     """How often each fixed τ is best, over the columns and data sets that have all of them by the first accountant."""
     places: dict[tuple[str, str], dict[int, float | None]] = {}
     for e in table.entries:
-        if e.method.startswith(_FIXED) and e.accountant == table.grid.accountants[0]:
-            places.setdefault((e.dataset, e.column), {})[int(e.method.removeprefix(_FIXED))] = e.mean
+        if e.method.startswith(FIXED) and e.accountant == table.grid.accountants[0]:
+            places.setdefault((e.dataset, e.column), {})[int(e.method.removeprefix(FIXED))] = e.mean
     wins = dict.fromkeys(sorted({steps for fixed in places.values() for steps in fixed}), 0)
     for fixed in places.values():
         complete = {steps: mean for steps, mean in sorted(fixed.items()) if mean is not None}
@@ -184,12 +184,12 @@ def _fixed_charts(table: Table) -> Iterator[ResultChart]:
         series = []
         for column in table.grid.columns:
             points = sorted(
-                [float(e.method.removeprefix(_FIXED)), e.mean]
+                [float(e.method.removeprefix(FIXED)), e.mean]
                 for e in table.entries
                 if e.dataset == dataset
                 and e.column == column.name
                 and e.accountant == table.grid.accountants[0]
-                and e.method.startswith(_FIXED)
+                and e.method.startswith(FIXED)
                 and e.mean is not None
             )
             if len(points) > 1:
@@ -204,7 +204,7 @@ def _sequence_charts(grid: Grid, listed: Sequence[Cell], known: Mapping[str, Res
     for dataset in dict.fromkeys(cell.dataset for cell in listed):
         series = []
         for cell in listed:
-            if cell.method not in ("ali_dpfl", "ours:ali") or cell.dataset != dataset:
+            if cell.method not in ADAPTIVE or cell.dataset != dataset:
                 continue
             points = [[number, float(steps)] for number, steps in enumerate(known[cell.key].local_steps, start=1)]
             series.append({"name": f"{cell.method}, {cell.column}", "points": points})
@@ -224,11 +224,6 @@ def _accuracy_charts(grid: Grid, listed: Sequence[Cell], known: Mapping[str, Res
         place = [name.name for name in grid.columns].index(column)
         chart = {"label": "accuracy by round", "x": "round", "y": "test accuracy (%)"}
         yield _chart(f"accuracy-{grid.name}-{dataset}-{place}", f"Accuracy, {dataset}, {column}", chart, series)
-
-
-def _only_accountants(grid: Grid) -> set[str]:
-    """Those of methods that cannot have the grid's."""
-    return {name for method in grid.methods for name in method.accountants or ()}
 
 
 def _chart(name: str, title: str, chart: dict[str, Any], series: list[dict[str, Any]]) -> ResultChart:

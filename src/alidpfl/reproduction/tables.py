@@ -138,9 +138,8 @@ def as_markdown(table: Table) -> str:
     parts = [f"### {table.grid.title}", ""]
     for dataset, rows in rows_by_dataset(table).items():
         head = ["method", "accountant", *(column.name for column in table.grid.columns)]
-        parts += [f"**{dataset}**", "", _line(head), _line(["---"] * len(head))]
-        parts += [_line([*names, *(shown(entry) for entry in entries)]) for names, entries in rows]
-        parts.append("")
+        body = [[*names, *(shown(entry) for entry in entries)] for names, entries in rows]
+        parts += [f"**{dataset}**", "", *markdown_lines(head, body), ""]
     return "\n".join([*parts, table.caption, ""])
 
 
@@ -202,8 +201,13 @@ def shown(entry: Entry | None) -> str:
     return f"{ours}, paper {entry.paper:.2f}{change}"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def markdown_lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table, line by line.
+
+    >>> markdown_lines(["a", "b"], [["1", "2"]])
+    ['| a | b |', '| --- | --- |', '| 1 | 2 |']
+    """
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 def _listed(settings: Mapping[str, Mapping[str, object]]) -> str:
