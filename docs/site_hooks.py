@@ -7,14 +7,20 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-ELSEWHERE = {"ARCHITECTURE.md": "architecture.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+ELSEWHERE = {
+    "ARCHITECTURE.md": "architecture.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+    "examples": "examples.md",
+}
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Take in the pages that stand beside the code, and the commands' own help."""
     for name, page in ELSEWHERE.items():
-        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+        content = examples_page() if name == "examples" else (ROOT / name).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=content))
     files.append(File.generated(config, "cli.md", content=commands_page()))
     return files
 
@@ -26,7 +32,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def _link(found: re.Match[str]) -> str:
     words, target = found[1], found[2]
-    if target.startswith(("http", "#", "mailto:")):
+    if target.startswith(("http", "#", "mailto:", "pictures/")):
         return found[0]
     path, _, anchor = target.partition("#")
     name = path.removeprefix("../").removeprefix("docs/")
@@ -34,11 +40,22 @@ def _link(found: re.Match[str]) -> str:
         return f"[{words}](index.md)"
     if name in ELSEWHERE:
         return f"[{words}]({ELSEWHERE[name]}{'#' if anchor else ''}{anchor})"
+    if name.startswith("examples/") and name.endswith(".py"):
+        return f"[{words}](examples.md#{Path(name).stem})"
     if (ROOT / "docs" / name).exists() and "/" not in name:
         return f"[{words}]({name}{'#' if anchor else ''}{anchor})"
-    if path.startswith("pictures/"):
-        return found[0]
     return f"{words} (`{path.removeprefix('../')}`)"
+
+
+def examples_page() -> str:
+    """The folder's own page, and every script that it links to."""
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    scripts = re.findall(r"\]\((\w+\.py)\)", page)
+    page = re.sub(r"\[(\w+)\]\(\w+\.py\)", lambda found: f"[{found[1]}](#{found[1]})", page)
+    for name in scripts:
+        code = (ROOT / "examples" / name).read_text(encoding="utf-8")
+        page += f"\n## {name.removesuffix('.py')}\n\n```python\n{code}```\n"
+    return page
 
 
 def commands_page() -> str:

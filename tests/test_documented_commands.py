@@ -1,4 +1,4 @@
-"""Every command that README and docs show is run, document by document, in the order in which it stands there.
+"""Every command that README, docs and help texts show is run, document by document, in the order of the document.
 
 Shortened where it would take minutes (`SHORTER`), in folders of the test's own where it names the system's. What needs
 root, other machines or hours is named with what covers it instead, so that a new command cannot slip through.
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from alidpfl.cli import commands as all_commands
 from tests.runs.command import alidpfl
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +28,7 @@ REAL_DATA = ("experiments/mnist.toml", "recipes/best-mnist.toml", "reproduce sma
 ELSEWHERE = {
     "alidpfl data get": "tests/data/test_download.py",  # from a server of the test's own
     "alidpfl vault serve": "tests/vault/test_service.py",
+    "alidpfl flower demo": "tests/flower/test_demo.py",
     "flwr ": "tests/flower/test_run_over_nodes.py",
     "pip install": "tests/packaging/test_packaging.py",
     "/opt/alidpfl/bin/pip install": "tests/packaging/test_packaging.py",
@@ -51,7 +53,15 @@ def commands(document):
     return found
 
 
+def examples_in_help():
+    """Those of `alidpfl COMMAND --help`, after what they take for granted: two runs."""
+    shown = [(command.help or "").partition("Example: ")[2] for _, command in all_commands()]
+    split = [part for one in shown for part in " ".join(one.split()).split(" && ")]
+    return [f"alidpfl run --out runs/{name}" for name in ("first", "second")] + split
+
+
 FOUND = {document: commands(document) for document in DOCUMENTS if commands(document)}
+FOUND["--help"] = examples_in_help()
 
 
 def test_there_are_commands_to_run():

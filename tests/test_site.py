@@ -40,7 +40,7 @@ def site(tmp_path_factory):
 def test_every_page_is_there_and_fetches_nothing(site):
     pages = {path.stem for path in site.glob("*.html")}
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= pages
-    assert {"architecture", "contributing", "changes", "cli", "api"} <= pages
+    assert {"architecture", "contributing", "changes", "cli", "api", "examples"} <= pages
     for path in site.rglob("*.html"):
         loaded = re.findall(r"<(?:script|img|iframe|link)[^>]+(?:src|href)=\"?(https?:[^\" >]+)", path.read_text())
         assert loaded == [], path.name
@@ -52,6 +52,14 @@ def test_what_is_taken_from_the_code(site):
         assert name in api
     for words in ("alidpfl audit", "alidpfl vault serve", "--max-epochs"):
         assert words in commands
+
+
+def test_every_example_is_there_to_read(site):
+    page = (site / "examples.html").read_text()
+    for path in (ROOT / "examples").glob("*.py"):
+        if path.stem != "make_notebooks":
+            assert f'<h2 id="{path.stem}">' in page
+            assert f'href="#{path.stem}"' in page
 
 
 def test_links_that_lead_out_of_the_site_are_words(site):

@@ -82,8 +82,8 @@ def init(
 ) -> None:
     """Enrol a data set: its folder gets a policy, a ledger and a public size.
 
-    Example: alidpfl vault init --data patients.npz --num-classes 3 --dir /var/lib/alidpfl/hospital-a --epsilon 2
-    --delta 1e-5 --sample-rate 0.04 --min-noise-multiplier 1.1 --max-clip-norm 1 --max-steps-per-round 10
+    Example: alidpfl vault init --data patients.npz --num-classes 3 --model linear --dir /var/lib/alidpfl/hospital-a
+    --epsilon 2 --delta 1e-5 --sample-rate 0.04 --min-noise-multiplier 1.1 --max-clip-norm 1 --max-steps-per-round 10
     """
     from alidpfl.vault.enrolment import enrol
     from alidpfl.vault.policy import make_policy
@@ -157,7 +157,7 @@ def status(
 ) -> None:
     """What was spent, what is left, what was refused; and whether the vault is being served.
 
-    Example: alidpfl vault status --dir /srv/alidpfl/vault
+    Example: alidpfl vault status --dir /var/lib/alidpfl/hospital-a
     """
     from alidpfl.vault.status import status
 

@@ -29,9 +29,9 @@ class FlowerOptions(BaseModel):
     )
 
     out: str = Field(description="Folder of the run on the server, a full path; submitted again, the run goes on.")
-    nodes: int = Field(ge=1, description="Nodes to wait for.")
+    nodes: int = Field(ge=1, description="Nodes to wait for; `alidpfl flower init` takes data.clients.")
     min_nodes: int = Field(0, ge=0, description="Nodes to begin with when the wait is over; 0: all of them.")
-    wait_for_nodes: float = Field(300.0, gt=0, le=86_400, description="Seconds to wait for nodes.")
+    wait_for_nodes: float = Field(300.0, gt=0, le=86_400, description="Seconds to wait for nodes, before every round.")
     round_timeout: float = Field(600.0, gt=0, le=86_400, description="Seconds to wait for a round's answers.")
     evaluate: bool = Field(True, description="Look at the test set of data.name on the server; false: it has none.")
     simulation: bool = Field(False, description="Flower's simulator: nodes without vaults train on data.name, seeded.")

@@ -14,6 +14,7 @@ from alidpfl.methods import METHODS
 from alidpfl.policies import POLICIES
 from alidpfl.runs.build import method_options
 from alidpfl.runs.config import Config
+from alidpfl.runs.flower_config import FlowerOptions
 from alidpfl.vault.policy import PINNED, Policy
 
 _HEAD = """# Configuration
@@ -22,6 +23,14 @@ A run is described by a TOML file; what is left out takes the default, and the d
 runs. On the command line `--set section.key=value` changes a setting (`--set seed=3` where the key is in one section
 only). The effective settings are kept in the run's `config.toml`. This page is generated: `make docs`.
 """
+
+_FLOWER = """## A run on Flower
+
+In the `pyproject.toml` that `alidpfl flower init` writes ([deploy](deploy.md#a-run)), beside the settings above, which
+stand there by their full names (`privacy.epsilon`).
+"""
+
+_TABLE = "| key | type | default | meaning |\n| --- | --- | --- | --- |"
 
 _VAULT = """## The vault's policy
 
@@ -60,13 +69,18 @@ def reference() -> str:
         section: Any = field.annotation
         title, _, meaning = str(section.__doc__).partition(": ")
         parts.append(f"## {title}\n\n{meaning[:1].upper()}{meaning[1:]}\n")
-        parts.append("| key | type | default | meaning |\n| --- | --- | --- | --- |")
+        parts.append(_TABLE)
         parts += [_line(f"{name}.{key}", setting) for key, setting in section.model_fields.items()]
         parts.append("")
         if name == "method":
             parts += _options("method", "options", _method_rows())
             parts += _options("policy", "policy_options", _policy_rows())
-    return "\n".join([*parts, *_vault_policy()]).rstrip() + "\n"
+    return "\n".join([*parts, *_flower_options(), *_vault_policy()]).rstrip() + "\n"
+
+
+def _flower_options() -> list[str]:
+    rows = (_line(str(field.alias), field) for field in FlowerOptions.model_fields.values())
+    return [_FLOWER, _TABLE, *rows, ""]
 
 
 def _vault_policy() -> list[str]:

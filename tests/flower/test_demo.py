@@ -1,0 +1,41 @@
+"""`alidpfl flower demo`, and so `make demo-flower`, as a newcomer runs it: real processes, TLS, and nothing left."""
+
+import json
+import re
+from pathlib import Path
+
+from tests.runs.command import alidpfl
+
+
+def test_the_demo_trains_books_what_it_spent_and_leaves_no_process(tmp_path):
+    folder = tmp_path / "kept"
+    done = alidpfl("flower", "demo", "--nodes", 1, "--rounds", 1, "--keep", folder)
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert "with TLS and node keys" in done.stdout
+    asked = re.search(r"round 1: (\d+) steps .*, epsilon ([\d.]+) asked for, accuracy ([\d.]+) %", done.stdout)
+    spent = re.search(r"│ 0 +│ (\d+) +│ ([\d.]+) +│ 2.0 │ 1e-05 │ 1 +│ 0 +│", done.stdout)
+    assert asked, done.stdout
+    assert spent, done.stdout
+    assert float(spent[2]) == float(asked[2])  # the vault's own account agrees with the server's
+    assert 0 < float(spent[2]) <= 2
+    assert float(asked[3]) > 30  # of ten classes
+    assert json.loads((folder / "run" / "summary.json").read_text())["rounds"] == 1
+    assert not _processes_that_name(folder)
+
+
+def test_the_demo_does_not_write_into_a_folder_that_exists(tmp_path):
+    done = alidpfl("flower", "demo", "--keep", tmp_path)
+    assert done.exit_code == 2
+    assert "give a new folder" in done.stderr
+
+
+def _processes_that_name(folder: Path) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # gone in the meantime
+            continue
+        if str(folder) in words:
+            found.append(words)
+    return found
