@@ -13,6 +13,10 @@ ELSEWHERE = {
     "CHANGELOG.md": "changes.md",
     "examples": "examples.md",
 }
+_COMMANDS_HEAD = """# Commands
+
+`alidpfl COMMAND --help` says the same. `alidpfl --version` tells the version, `alidpfl --install-completion` teaches
+your shell the commands, and `--show-completion` prints what it would add."""
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -62,7 +66,7 @@ def commands_page() -> str:
     """Every command with its options, from the program itself."""
     from alidpfl.cli import commands
 
-    lines = ["# Commands", "", "`alidpfl COMMAND --help` says the same."]
+    lines = [_COMMANDS_HEAD]
     for path, command in commands():
         words, _, example = (command.help or "").partition("Example: ")
         lines += ["", f"## `alidpfl {' '.join(path)}`", "", _plain(words), ""]

@@ -63,6 +63,7 @@ def test_the_programs_in_the_documents_run(document, code, tmp_path):
 def test_the_readme_quotes_the_recipes_results():
     names = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
     lines = [json.loads(line) for line in (ROOT / "results" / "best.jsonl").read_text().splitlines()]
+    words = " ".join(README.split())
     headline = [line for line in lines if (line["table"], line["ratio"]) == ("small", "1/2")]
     for dataset, name in names.items():
         found = [line for line in headline if line["dataset"] == dataset]
@@ -70,8 +71,17 @@ def test_the_readme_quotes_the_recipes_results():
         assert all(line["epsilon"] <= 2.0 and line["covers_everything"] for line in found)
         mean = sum(line["accuracy"] for line in found) / len(found)
         paper = found[0]["paper"]
-        assert re.search(rf"\*\*{name} {mean:.2f} %\*\* \((the paper's ALI-DPFL: )?{paper:.2f}\)", README)
+        assert re.search(rf"\*\*{name} {mean:.2f} %\*\* \((the paper's ALI-DPFL: )?{paper:.2f}\)", words)
         assert f"| {name} | {paper:.2f} % | {mean:.2f} % |" in (ROOT / "docs" / "train.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # typer's, on first import
+def test_the_plan_in_the_readme_is_what_the_planner_recommends():
+    from tests.runs.command import alidpfl
+
+    command = re.search(r"# `alidpfl (plan .+?)` finds", README)[1].split()
+    told = json.loads(alidpfl(*command, "--json").stdout)
+    assert f"sample_rate={told['sample_rate']:g}, noise_multiplier={told['noise_multiplier']:.4g})" in README
 
 
 def test_the_readme_quotes_the_grid():

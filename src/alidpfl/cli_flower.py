@@ -15,7 +15,7 @@ from alidpfl.errors import ConfigError
 
 flower_app = typer.Typer(
     no_args_is_help=True,
-    help="Train over nodes with Flower; docs/deploy.md is the guide.\n\nExample: alidpfl flower demo",
+    help="Train over nodes with Flower; docs/deploy.md in the sources is the guide.\n\nExample: alidpfl flower demo",
 )
 
 Overrides = Annotated[

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from alidpfl.inputs import checks
 from alidpfl.inputs.lookup import named
@@ -32,7 +32,7 @@ class Corrected:
     needs_raw_signals: ClassVar[bool] = False
     needs_curvature: ClassVar[bool] = True
 
-    bound: str = "B"
+    bound: Literal["A", "B"] = "B"
     """"B" needs η <= 1/(2L), "A" only η <= 1/(2μ); beyond, the bound says nothing and the even pace is taken."""
     strong_convexity: float | None = None
     """μ; None for L/100. Held to at most L."""

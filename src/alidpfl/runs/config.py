@@ -154,7 +154,10 @@ class MethodSection(_Section):
         "late_decay", description="How η falls in the course of training."
     )
     heterogeneity: float | None = Field(
-        None, ge=0, examples=[5.0], description="Γ of Lemma 2; left out: as the paper sets it for the split."
+        None,
+        ge=0,
+        examples=[5.0],
+        description="Γ of Lemma 2; left out: as the paper sets it for the split, 1 where clients come with the data.",
     )
     options: dict[str, Any] = Field(
         {}, examples=[{"draws": 2}], description="Further settings of the method: the table below."

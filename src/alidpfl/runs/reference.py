@@ -95,23 +95,28 @@ def _vault_policy() -> list[str]:
     return lines
 
 
-def _options(owner: str, key: str, rows: Iterable[tuple[str, str, object]]) -> list[str]:
+def _options(owner: str, key: str, rows: Iterable[tuple[str, str, Any, object]]) -> list[str]:
     """What a setting may hold whose keys depend on the method or policy."""
     told = f"A {owner} that is not named here has none. On the command line: `--set method.{key}.key=value`.\n"
-    lines = [f"### method.{key}\n", told, f"| {owner} | key | default | meaning |\n| --- | --- | --- | --- |"]
-    for name, option, default in rows:
+    head = f"| {owner} | key | type | default | meaning |\n| --- | --- | --- | --- | --- |"
+    lines = [f"### method.{key}\n", told, head]
+    for name, option, annotation, default in rows:
         shown = "" if default is None else f"`{toml(default)}`"
-        lines.append(f"| `{name}` | `{option}` | {shown} | {_MEANINGS[f'{name}.{option}']} |")
+        lines.append(f"| `{name}` | `{option}` | {kind(annotation)} | {shown} | {_MEANINGS[f'{name}.{option}']} |")
     return [*lines, ""]
 
 
-def _method_rows() -> Iterable[tuple[str, str, object]]:
-    return ((name, key, option.default) for name in METHODS for key, option in method_options(name).items())
-
-
-def _policy_rows() -> Iterable[tuple[str, str, object]]:
+def _method_rows() -> Iterable[tuple[str, str, Any, object]]:
     return (
-        (name, field.name, field.default)
+        (name, key, option.annotation, option.default)
+        for name in METHODS
+        for key, option in method_options(name).items()
+    )
+
+
+def _policy_rows() -> Iterable[tuple[str, str, Any, object]]:
+    return (
+        (name, field.name, field.type, field.default)
         for name, policy in POLICIES.items()
         for field in fields(policy)
         if field.name != "local_steps"  # which is a setting of its own
