@@ -16,10 +16,10 @@ HEAD = """## Is adaptivity worth it?
 
 Differences in test accuracy, in points: mean over the seeds that both have and, where these are several, in how many of
 them the rule was better or worse (it may choose the same τ). `ratio` shares the budget out evenly and knows nothing of
-the data. "Best fixed τ" is chosen after the fact, by these very accuracies: nobody can know it beforehand, so that it
-bounds any rule that keeps τ fixed.
+the data. "Best fixed τ" is the best of 1, 2, 3, 5 and 10, chosen after the fact, by these very accuracies: nobody can
+know it beforehand.
 
-Keep in mind: C and η are those of the search, at R_s = R_c, where all these rules take one or two steps a round. They
+Keep in mind: C and η are those of the search, at R_s = R_c, where all these rules take few steps a round. They
 serve the other columns too, and with more steps a round the same η is too large: `ratio` gets worse where it may spend
 more. So in the columns R_c/2 and R_c/5, and by `pld`, a part of what a rule gains on `ratio`, and of what τ = 1 gains
 on everything, is that it moves less.

@@ -8,15 +8,17 @@ appended to results/best.jsonl as they come, and what is there already is skippe
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import stored
 
 from alidpfl.reproduction.published import published
-from alidpfl.runs import load_config
+from alidpfl.runs import Config, load_config
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results/best.jsonl"
+RECIPES = ROOT / "results/recipes.json"
 DATASETS = ("mnist", "fashion_mnist", "cifar10")
 TABLES = {
     "small": (158, {"2": 1.55, "1": 1.75, "1/2": 2.0, "1/5": 2.75}),
@@ -36,21 +38,27 @@ def main(names: list[str]) -> None:
     for cell in dict.fromkeys(wanted):
         if cell not in done:
             stored.append(RESULTS, _result(*cell))
+    RECIPES.write_text(json.dumps({name: recipe(name).to_dict() for name in DATASETS}, indent=2) + "\n")
+
+
+def recipe(dataset: str, changes: Sequence[str] = ()) -> Config:
+    """As it stands; what the results were made with is kept beside them. Delete the results of one that changes."""
+    return load_config(ROOT / f"recipes/best-{dataset.replace('_', '-')}.toml", changes)
 
 
 def _result(table: str, ratio: str, dataset: str, seed: int) -> dict[str, object]:
     max_rounds, epsilons = TABLES[table]
-    recipe = load_config(ROOT / f"recipes/best-{dataset.replace('_', '-')}.toml")
-    steps = max_rounds - (recipe.federation.max_rounds - recipe.training_rounds)
-    scale = recipe.training_rounds / steps * math.sqrt(epsilons[ratio] / recipe.privacy.epsilon)
+    headline = recipe(dataset)
+    steps = max_rounds - (headline.federation.max_rounds - headline.training_rounds)
+    scale = headline.training_rounds / steps * math.sqrt(epsilons[ratio] / headline.privacy.epsilon)
     changes = {
         "privacy.epsilon": epsilons[ratio],
         "federation.max_rounds": max_rounds,
-        "method.learning_rate": float(f"{recipe.method.learning_rate * scale:.4g}"),
+        "method.learning_rate": float(f"{headline.method.learning_rate * scale:.4g}"),
         "run.seed": seed,
     }
     overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-    config = load_config(ROOT / f"recipes/best-{dataset.replace('_', '-')}.toml", overrides)
+    config = recipe(dataset, overrides)
     with stored.run(config) as (outcome, _):
         return {
             "table": table,

@@ -46,10 +46,11 @@ def commands(document):
     """As they would be pasted: without prompt and comment, continued lines joined."""
     found = []
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE):
-        if language not in ("", "bash", "sh", "console"):
+        if language not in ("", "bash", "sh", "shell", "console"):
             continue
         for line in block.replace("\\\n", " ").splitlines():
             command = re.sub(r"\s+#.*", "", line).removeprefix("$ ").strip().removeprefix(".venv/bin/")
+            command = re.sub(r"^([A-Z_]+=\S+ )+", "", command)
             if re.match(rf"(\.?/\S+/)?({'|'.join(PROGRAMS)})( |$)", command):
                 found.append(command)
     return found
@@ -131,6 +132,9 @@ def test_the_commands_of(document, scene):
         covered = next((by for start, by in ELSEWHERE.items() if command.startswith(start)), None)
         if covered is not None:
             assert covered == "root's" or (ROOT / covered).exists()
+            assert not command.startswith("alidpfl ") or not unknown_words(command), command
+            script = re.match(r"python (\S+\.py)", command)
+            assert script is None or (ROOT / script[1]).exists(), command
         elif command.startswith("make "):  # what it would do: the targets have tests of their own
             checked(["make", "-C", ROOT, "-n", *shlex.split(command)[1:]])
         elif not any(words in command for words in REAL_DATA):

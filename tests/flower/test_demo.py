@@ -20,7 +20,7 @@ def test_the_demo_trains_books_what_it_spent_and_leaves_no_process(tmp_path):
     assert 0 < float(spent[2]) <= 2
     assert float(asked[3]) > 30  # of ten classes
     assert json.loads((folder / "run" / "summary.json").read_text())["rounds"] == 1
-    assert not _processes_that_name(folder)
+    assert not _processes_of(folder)
 
 
 def test_the_demo_does_not_write_into_a_folder_that_exists(tmp_path):
@@ -29,13 +29,14 @@ def test_the_demo_does_not_write_into_a_folder_that_exists(tmp_path):
     assert "give a new folder" in done.stderr
 
 
-def _processes_that_name(folder: Path) -> list[str]:
+def _processes_of(folder: Path) -> list[str]:
+    """That name it in their command or, as Flower's own children do, in their environment (FLWR_HOME)."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
         except OSError:  # gone in the meantime
             continue
-        if str(folder) in words:
-            found.append(words)
+        if str(folder).encode() in told:
+            found.append(told.replace(b"\0", b" ").decode(errors="replace"))
     return found

@@ -1,15 +1,18 @@
 """The sections of docs/results.md, of results whose answers are known."""
 
 import dataclasses
+import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from alidpfl.errors import DataError
 from alidpfl.reproduction.grid import cells, load_grid
 from alidpfl.reproduction.report import best_fixed, results_report
 from alidpfl.reproduction.results import Results
-from alidpfl.reproduction.tables import table_so_far
+from alidpfl.reproduction.tables import as_markdown, table_so_far
 
 from .made import made_result
 
@@ -116,6 +119,41 @@ def test_one_run_in_many_cells_is_one_pair():
     assert len(known) == 16
     section = adaptivity.section([grid], known)
     assert "- `ali` against `ratio`: better in 1, worse in 0 of 1 pairs, +1.00 on average." in section
+
+
+def test_the_best_fixed_steps_are_compared_over_the_seeds_that_all_have():
+    """τ = 3 is best in seed 0, and τ = 2 has two more seeds, in which it did better than anything else."""
+    grid, known = made(OURS)
+    _, more = made({"fedavg_dp:tau=2": 99.0}, seeds=3)
+    known |= {key: result for key, result in more.items() if result.settings["run.seed"] > 0}
+    assert best_fixed(table_so_far(grid, known)) == {1: 0, 2: 0, 3: 1, 5: 0, 10: 0}
+
+
+def test_what_epsilon_does_not_cover_is_marked_whatever_the_reason(tmp_path):
+    grid, known = made(OURS)
+    (key,) = [key for key, result in known.items() if result.settings.get("method.policy") == "ali"]
+    assert not known[key].settings.get("privacy.unsafe")
+    known[key] = dataclasses.replace(known[key], covers_everything=False)
+    (entry,) = [e for e in table_so_far(grid, known).entries if e.method == "ours:ali" and e.accuracies]
+    assert not entry.covered
+    assert re.search(r"^\| ours:ali \* \|", as_markdown(table_so_far(grid, known)), re.MULTILINE)
+    results = Results(tmp_path / "results.sqlite")
+    for result in known.values():
+        results.add(result)
+    (caveat,) = [line for line in results_report(tmp_path).caveats if "does NOT cover" in line]
+    assert "ali_dpfl, ours:ali" in caveat
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 80.0}, {"covers_everything": False}, {"covers_everything": None}])
+def test_a_recipe_beyond_its_epsilon_is_not_shown(tmp_path, wrong):
+    line = {"table": "small", "ratio": "1/2", "dataset": "mnist", "accuracy": 99.9, "paper": 97.58}
+    line |= {"epsilon_allowed": 2.0, "epsilon": 1.9, "covers_everything": True}
+    (tmp_path / "small.jsonl").write_text("")
+    (tmp_path / "best.jsonl").write_text(json.dumps(line) + "\n")
+    assert "99.90 (n = 1)" in results_report(tmp_path).tables[0].rows[0]
+    (tmp_path / "best.jsonl").write_text(json.dumps(line | wrong) + "\n")
+    with pytest.raises(DataError, match="is not covered by its ε"):
+        results_report(tmp_path)
 
 
 def test_the_best_fixed_steps_are_counted_where_all_have_been_run():

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.reproduction.grid import cells, load_grid
 from alidpfl.reproduction.results import Results, read_results
-from alidpfl.reproduction.run import reproduce, run_cell
+from alidpfl.reproduction.run import _collected, reproduce, run_cell
 from alidpfl.reproduction.tables import FORMATS, make_table
 from alidpfl.runs import execute
 from alidpfl.store import RunDirectory
@@ -99,6 +99,24 @@ def test_the_result_is_that_of_the_run(ran, tmp_path):
     assert (result.accuracy, result.epsilon, result.steps) == (outcome.accuracy, outcome.epsilon, outcome.steps)
     assert sum(result.local_steps) == result.steps
     assert result.accuracies[-1] == (result.rounds, result.accuracy)
+
+
+def test_a_result_is_of_the_last_round_not_of_the_best(ran, tmp_path):
+    _, (cell, *_), _, _ = ran
+    outcome = execute(cell.config, tmp_path / "alone")
+    metrics = tmp_path / "alone" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines[0] |= {"accuracy": 99.9, "loss": 0.1}
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = _collected(cell, tmp_path / "alone")
+    assert result.accuracies[0] == (1, 99.9)
+    assert result.accuracy == outcome.accuracy < 99.9
+
+
+def test_a_result_says_whether_epsilon_covers_it(ran):
+    _, listed, results, _ = ran
+    told = {(cell.method, results.get(cell.key).covers_everything) for cell in listed}
+    assert told == {("ours:ratio", True), ("leaky", False)}
 
 
 def test_a_cell_that_fails_is_told_and_the_others_run(grid, store, tmp_path):

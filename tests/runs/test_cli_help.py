@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -110,6 +111,46 @@ def test_what_is_broken_ends_with_status_1(monkeypatch, tmp_path):
     done = alidpfl("doctor")
     assert done.exit_code == 1
     assert "no kernels for this processor" in done.stdout
+
+
+def examined():
+    return {finding.what: finding for finding in doctor.examine()}
+
+
+def test_a_cache_that_cannot_be_written_is_broken(monkeypatch):
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    assert examined()["cache"].state == doctor.State.BROKEN
+
+
+def test_a_disk_that_is_nearly_full_is_told(monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
+    found = examined()["cache"]
+    assert (found.state, "5 MB free" in found.seen) == (doctor.State.ADVICE, True)
+    assert "XDG_CACHE_HOME" in found.remedy
+
+
+def test_data_that_are_damaged_are_broken(monkeypatch, tmp_path):
+    damaged = tmp_path / "MNIST" / "raw"
+    damaged.mkdir(parents=True)
+    for name in (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    ):
+        (damaged / name).write_bytes(b"not images")
+    monkeypatch.setenv("ALIDPFL_DATA_DIR", str(tmp_path))
+    found = examined()["data: mnist"]
+    assert found.state == doctor.State.BROKEN
+    assert found.remedy
+
+
+def test_a_step_that_is_not_finite_is_broken(monkeypatch):
+    import torch
+
+    nonsense = SimpleNamespace(noised_sum={"weight": torch.tensor([1.0, float("nan")])})
+    monkeypatch.setattr("alidpfl.dpsgd.dp_sgd_step", lambda *_: nonsense)
+    assert examined()["a private step"].state == doctor.State.BROKEN
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def results(tmp_path_factory):
         lines.append(json.dumps(asdict(result)))
     (folder / "small.jsonl").write_text("\n".join(lines) + "\n")
     best = {"table": "small", "ratio": "1/2", "dataset": "mnist", "paper": 97.58, "epsilon_allowed": 2.0}
+    best |= {"epsilon": 1.9, "covers_everything": True}
     (folder / "best.jsonl").write_text("".join(json.dumps(best | {"accuracy": a}) + "\n" for a in (98.0, 99.0)))
     (folder / "killers.json").write_text("{}")
     return folder
@@ -99,6 +100,8 @@ def test_it_says_what_epsilon_does_not_cover(browser, page):
 
 def test_tables_and_figures_are_of_the_results(page):
     text = page.read_text()
+    assert "ε does NOT cover this run: un-noised signals of the clients" in text  # also where there is no browser
+    assert "ε does NOT cover ali_dpfl" in text
     assert "paper 97.58" in text
     assert "how often each fixed τ is best (Fig. 5)" in text
     charts = json.loads(re.search(r'id="charts">(.*?)</script>', text)[1])

@@ -22,7 +22,7 @@ _DRAWN = (
     "Drawn from the runs of the tables above: means over the seeds there are; curves over rounds are of the first seed."
 )
 _STORE, _BEST = "results.sqlite", "best.jsonl"
-_NUMBERS = ("accuracy", "paper", "epsilon_allowed")  # of a line of the latter
+_NUMBERS = ("accuracy", "paper", "epsilon_allowed", "epsilon")  # of a line of the latter
 
 
 def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
@@ -107,7 +107,7 @@ def _caveats(table: Table) -> Iterator[str]:
     if table.grid.name == SEARCH:
         return
     if uncovered := sorted({entry.method for entry in run if not entry.covered}):
-        yield f"{_short(table)}: ε does NOT cover {', '.join(uncovered)}: un-noised signals of the clients are read."
+        yield f"{_short(table)}: ε does NOT cover {', '.join(uncovered)}: clients' values were used without noise."
     if single := sum(len(entry.accuracies) == 1 for entry in run):
         yield f"{_short(table)}: {single} of {len(run)} cells have one seed: small differences may be chance."
     unsearched = sorted({e.dataset for e in run if e.method not in table.grid.tuned.get(e.dataset, {})})
@@ -122,9 +122,13 @@ def _best(path: Path) -> Iterator[ResultTable]:
         try:
             run = parse_json(line)
             place = (run["table"], run["ratio"], run["dataset"])
-            found.setdefault(place, []).append({name: float(run[name]) for name in _NUMBERS})
+            numbers = {name: float(run[name]) for name in _NUMBERS}
+            is_private = run["covers_everything"] is True and numbers["epsilon"] <= numbers["epsilon_allowed"]
         except (ValueError, KeyError, TypeError):
             raise DataError(f"line {row} of {path} is not a result; restore the file or delete the line") from None
+        if not is_private:
+            raise DataError(f"line {row} of {path} is not covered by its ε; delete the line and run the recipe again")
+        found.setdefault(place, []).append(numbers)
     rows = []
     for place, runs in sorted(found.items(), key=lambda item: (item[0][2], item[1][0]["epsilon_allowed"])):
         ours, paper = statistics.mean(run["accuracy"] for run in runs), runs[0]["paper"]
@@ -160,21 +164,21 @@ def _best_fixed(table: Table) -> Iterator[ResultTable]:
     if any(wins.values()):
         rows = [[f"τ = {steps}", str(count)] for steps, count in wins.items()]
         title = f"{table.grid.title}: how often each fixed τ is best (Fig. 5)"
-        caption = "By the paper's accountant, where all of them have been run; at a tie the smallest counts."
+        caption = "By the paper's accountant, over the seeds that all of them have; at a tie the smallest counts."
         yield ResultTable(title=title, caption=caption, head=["fixed τ", "cells"], rows=rows)
 
 
 def best_fixed(table: Table) -> dict[int, int]:
     """How often each fixed τ is best, over the columns and data sets that have all of them by the first accountant."""
-    places: dict[tuple[str, str], dict[int, float | None]] = {}
+    places: dict[tuple[str, str], dict[int, Entry]] = {}
     for e in table.entries:
         if e.method.startswith(FIXED) and e.accountant == table.grid.accountants[0]:
-            places.setdefault((e.dataset, e.column), {})[int(e.method.removeprefix(FIXED))] = e.mean
+            places.setdefault((e.dataset, e.column), {})[int(e.method.removeprefix(FIXED))] = e
     wins = dict.fromkeys(sorted({steps for fixed in places.values() for steps in fixed}), 0)
     for fixed in places.values():
-        complete = {steps: mean for steps, mean in sorted(fixed.items()) if mean is not None}
-        if len(complete) == len(wins):
-            wins[max(complete, key=lambda steps: complete[steps])] += 1
+        paired = set.intersection(*(set(entry.seeds) for entry in fixed.values()))
+        if paired and len(fixed) == len(wins):
+            wins[max(sorted(fixed), key=lambda steps: fixed[steps].mean_over(paired))] += 1
     return wins
 
 

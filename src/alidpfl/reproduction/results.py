@@ -117,7 +117,7 @@ class Results:
 def read_results(path: Path) -> Iterator[Result]:
     """Of a file of results; none where there is no file. A line whose key is not that of its settings is refused."""
     for number, line in enumerate((read_bytes(path) or b"").splitlines(), start=1):
-        remedy = "restore the file or delete the line"
+        remedy = "restore the file, or delete the line and results.sqlite beside it"
         try:
             result = _result(line)
         except ValueError:
