@@ -49,21 +49,41 @@ class _Tally:
         )
 
 
-def section(grids: list[Grid], known: Mapping[str, Result]) -> str:
+_Tallies = dict[tuple[str, str], _Tally]
+"""By rule, and by what it is held against."""
+
+
+def section(grids: Sequence[Grid], known: Mapping[str, Result]) -> str:
     """The tables of all grids, and how often each rule won."""
-    rows: list[list[str]] = []
-    tallies: dict[tuple[str, str], _Tally] = {}
-    for grid in grids:
-        for place, methods in _by_place(grid, known).items():
-            if _YARDSTICK in methods:
-                rows.append(_row(place, methods, tallies))
+    rows, tallies = _compared(grids, known)
     if not rows:
         return f"{HEAD}\nNo cell has been run yet.\n"
     against = [f"{name} - {other}" for name in _RULES.values() for other in ("`ratio`", "best fixed")]
     head = ["table", "data set", "column", "accountant", "`ratio`", f"{_BEST} - `ratio`", *against]
-    told = [f"- {name} against {other}: {tally}." for (name, other), tally in tallies.items() if tally.differences]
     lines = markdown_lines(head, rows)
-    return "\n".join([HEAD, *lines, "", "Over all of it, each pair of runs once:", "", *told, ""])
+    return "\n".join([HEAD, *lines, "", "Over all of it, each pair of runs once:", "", *_told(tallies), ""])
+
+
+def answer(grids: Sequence[Grid], known: Mapping[str, Result]) -> str:
+    """In a sentence, of the rule that ships and of the paper's."""
+    _, tallies = _compared(grids, known)
+    wanted = [(_RULES[rule], other) for rule in ("ours:ali", "ali_dpfl") for other in ("`ratio`", _BEST)]
+    found = [f"{name} against {other}: {tallies[name, other]}" for name, other in wanted if (name, other) in tallies]
+    return "; ".join(found) or "no cell has been run yet"
+
+
+def _compared(grids: Sequence[Grid], known: Mapping[str, Result]) -> tuple[list[list[str]], _Tallies]:
+    rows: list[list[str]] = []
+    tallies: _Tallies = {}
+    for grid in grids:
+        for place, methods in _by_place(grid, known).items():
+            if _YARDSTICK in methods:
+                rows.append(_row(place, methods, tallies))
+    return rows, {rule: tally for rule, tally in tallies.items() if tally.differences}
+
+
+def _told(tallies: _Tallies) -> list[str]:
+    return [f"- {name} against {other}: {tally}." for (name, other), tally in tallies.items()]
 
 
 def _by_place(grid: Grid, known: Mapping[str, Result]) -> dict[tuple[str, ...], dict[str, dict[int, Result]]]:
@@ -76,7 +96,7 @@ def _by_place(grid: Grid, known: Mapping[str, Result]) -> dict[tuple[str, ...], 
     return found
 
 
-def _row(place: tuple[str, ...], methods: Mapping[str, Seeds], tallies: dict[tuple[str, str], _Tally]) -> list[str]:
+def _row(place: tuple[str, ...], methods: Mapping[str, Seeds], tallies: _Tallies) -> list[str]:
     def against(name: str, one: Seeds, other_name: str, other: Seeds) -> str:
         return _against(place[1], one, other, tallies.setdefault((name, other_name), _Tally()))
 

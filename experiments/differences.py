@@ -25,11 +25,28 @@ def section(tables: Sequence[Table], tried: Path) -> str:
     return HEAD + "\n".join(lines) + "\n\n" + tried.read_text()
 
 
+def in_short(tables: Sequence[Table]) -> str:
+    """How many of the paper's figures ours reach, by data set."""
+    by_dataset: dict[str, list[float]] = {}
+    for entry in (entry for table in tables for entry in _comparable(table)):
+        if entry.difference is not None:
+            by_dataset.setdefault(entry.dataset, []).append(entry.difference)
+    told = []
+    for dataset, changes in by_dataset.items():
+        reached, mean = sum(change >= 0 for change in changes), statistics.mean(changes)
+        told.append(f"{dataset} {reached} of {len(changes)} ({mean:+.2f} on average)")
+    return ", ".join(told) or "no cell has been run yet"
+
+
+def _comparable(table: Table) -> list[Entry]:
+    """What both have, by the paper's accountant."""
+    return [e for e in table.entries if e.paper is not None and e.accountant == table.grid.accountants[0]]
+
+
 def _rows(table: Table) -> list[list[str]]:
     by_place: dict[tuple[str, str], list[Entry]] = {}
-    for entry in table.entries:
-        if entry.paper is not None and entry.accountant == table.grid.accountants[0]:
-            by_place.setdefault((entry.dataset, entry.column), []).append(entry)
+    for entry in _comparable(table):
+        by_place.setdefault((entry.dataset, entry.column), []).append(entry)
     return [
         _row((table.grid.name, *place), entries)
         for place, entries in by_place.items()

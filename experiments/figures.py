@@ -55,7 +55,7 @@ def told(local_steps: Sequence[int]) -> str:
     """2 (40 rounds), 3 (118 rounds); of sequences with many changes the range, the mean, and a few values."""
     pieces = [(steps, len(list(group))) for steps, group in groupby(local_steps)]
     if len(pieces) <= _MOST_PIECES:
-        return ", ".join(f"{steps} ({count} rounds)" for steps, count in pieces)
+        return ", ".join(f"{steps} ({count} round{'s' if count > 1 else ''})" for steps, count in pieces)
     places = [round(share * (len(local_steps) - 1) / 4) for share in range(5)]
     some = ", ".join(f"{local_steps[place]} in round {place + 1}" for place in places)
     mean = sum(local_steps) / len(local_steps)

@@ -98,6 +98,16 @@ def test_rules_are_held_against_ratio_and_the_best_fixed_steps():
     assert "- `corrected` against `ratio`: better in 0, worse in 0 of 1 pairs, +0.00 on average." in section
 
 
+def test_the_page_begins_with_the_answers():
+    grid, known = made(OURS)
+    assert differences.in_short([table_so_far(grid, known)]) == "mnist 1 of 7 (-8.04 on average)"
+    assert adaptivity.answer([grid], known).startswith(
+        "`ali` against `ratio`: better in 1, worse in 0 of 1 pairs, +2.50 on average; "
+        "`ali` against best fixed τ: better in 0, worse in 1 of 1 pairs, -1.25 on average; paper's rule"
+    )
+    assert differences.in_short([]) == adaptivity.answer([grid], {}) == "no cell has been run yet"
+
+
 def test_seeds_are_paired():
     grid, known = made(OURS, seeds=3)
     by_seed = {cell.seed: cell.key for cell in cells(grid, seeds=3, datasets=["mnist"], methods=["ours:ali"])
