@@ -27,6 +27,7 @@ from tests.mutation import (  # noqa: E402
     keep_killer,
     killers,
 )
+from tests.reproduction.mutants import REPRODUCTION_MUTANTS  # noqa: E402
 from tests.runs.mutants import RUN_MUTANTS  # noqa: E402
 from tests.vault.mutants import VAULT_MUTANTS  # noqa: E402
 
@@ -664,6 +665,7 @@ MUTANTS += tuple(
         *GRID_MUTANTS,
         *AUDIT_MUTANTS,
         *FAULT_MUTANTS,
+        *REPRODUCTION_MUTANTS,
         *RUN_MUTANTS,
     )
 )

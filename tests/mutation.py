@@ -15,7 +15,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 _KILLERS = "results/killers.json"
-_COPIED = ("src", "tests", "docs", "benchmarks", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+_COPIED = (
+    *("src", "tests", "docs", "benchmarks", "experiments"),
+    *("setup.py", "pyproject.toml", "README.md", "LICENSE"),
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,65 @@
+"""Bugs of the tables: a figure that nobody measured, or what ε does not cover unmarked; tests/mutants.py runs them."""
+
+GRIDS, RUNS, SECTIONS, SHARED = (
+    f"tests/reproduction/test_{name}.py" for name in ("grids", "reproduce", "experiments", "shared_rounds")
+)
+CODE = "src/alidpfl/reproduction"
+
+REPRODUCTION_MUTANTS = (
+    (
+        "reproduction: what a run says of its own coverage is not asked",
+        f"{CODE}/tables.py",
+        "covered=place not in leaky and all(result.covers_everything for result in runs),",
+        "covered=place not in leaky,",
+        SECTIONS,
+    ),
+    (
+        "reproduction: every result is covered",
+        f"{CODE}/run.py",
+        "covers_everything=outcome.covers_everything,",
+        "covers_everything=True,",
+        RUNS,
+    ),
+    (
+        "reproduction: the best round's accuracy is taken",
+        f"{CODE}/run.py",
+        "        accuracy=outcome.accuracy,",
+        "        accuracy=max(record.accuracy for record in records if record.accuracy is not None),",
+        RUNS,
+    ),
+    (
+        "reproduction: a line with the key of another run is taken",
+        f"{CODE}/results.py",
+        "if result.key != key_of(result.settings):",
+        "if False:",
+        RUNS,
+    ),
+    (
+        "reproduction: the search looks at the test set",
+        f"{CODE}/grids/tuning.toml",
+        '"run.evaluate_on" = "validation"',
+        '"run.evaluate_on" = "test"',
+        f"{GRIDS}::test_the_search_never_sees_the_test_set_nor_a_seed_of_the_tables",
+    ),
+    (
+        "reproduction: a recipe beyond its ε is shown",
+        f"{CODE}/report.py",
+        'is_private = run["covers_everything"] is True and numbers["epsilon"] <= numbers["epsilon_allowed"]',
+        "is_private = True",
+        SECTIONS,
+    ),
+    (
+        "reproduction: the best fixed τ is that with the luckiest seeds",
+        f"{CODE}/report.py",
+        "fixed[steps].mean_over(paired)",
+        "fixed[steps].mean",
+        SECTIONS,
+    ),
+    (
+        "reproduction: rounds are shared between seeds",
+        f"{CODE}/shared_rounds.py",
+        '        "seed": config.run.seed,\n',
+        "",
+        SHARED,
+    ),
+)
