@@ -108,7 +108,7 @@ def test_every_known_bug_is_a_mutant():
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """A project of two lines and one test, which looks at the first line only."""
-    for name in ("src", "tests", "docs", "benchmarks"):
+    for name in ("src", "tests", "docs", "benchmarks", "experiments"):
         (tmp_path / name).mkdir()
     for name in ("setup.py", "README.md", "LICENSE"):
         (tmp_path / name).touch()
