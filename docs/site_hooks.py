@@ -64,14 +64,14 @@ def examples_page() -> str:
 
 def commands_page() -> str:
     """Every command with its options, from the program itself."""
-    from alidpfl.cli import commands
+    from alidpfl.cli import commands, help_of
 
     lines = [_COMMANDS_HEAD]
     for path, command in commands():
-        words, _, example = (command.help or "").partition("Example: ")
-        lines += ["", f"## `alidpfl {' '.join(path)}`", "", _plain(words), ""]
+        words, example = help_of(command)
+        lines += ["", f"## `alidpfl {' '.join(path)}`", "", words, ""]
         if example:
-            lines += ["```", _plain(example), "```", ""]
+            lines += ["```", example, "```", ""]
         lines += ["| option | type | meaning |", "| --- | --- | --- |"]
         lines += [_option(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
     return "\n".join(lines) + "\n"

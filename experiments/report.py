@@ -85,7 +85,7 @@ What has been run so far, by `alidpfl reproduce NAME`; `alidpfl tables NAME` pri
 """
 
 
-def in_short(every: Sequence[grids.Grid], known: Mapping[str, Result]) -> str:
+def in_short(run: Sequence[Table], every: Sequence[grids.Grid], known: Mapping[str, Result]) -> str:
     """The three answers, from the same lines as the tables below."""
     found = _by(lines(ROOT / "results/best.jsonl"), "dataset", table="small", ratio="1/2")
     means = {dataset: statistics.mean(line["accuracy"] for line in seeds) for dataset, seeds in found.items()}
@@ -93,18 +93,13 @@ def in_short(every: Sequence[grids.Grid], known: Mapping[str, Result]) -> str:
     return IN_SHORT.format(
         seeds=min(len(seeds) for seeds in found.values()),
         recipes=", ".join(told),
-        reached=differences.in_short(_tables_so_far(every, known)),
+        reached=differences.in_short(run),
         adaptivity=adaptivity.answer(every, known),
     )
 
 
-def _tables_so_far(every: Sequence[grids.Grid], known: Mapping[str, Result]) -> list[Table]:
-    return [table for grid in every if (table := table_so_far(grid, known)) is not None]
-
-
-def tables(every: Sequence[grids.Grid], known: Mapping[str, Result]) -> str:
+def tables(run: Sequence[Table], every: Sequence[grids.Grid], known: Mapping[str, Result]) -> str:
     """Every grid with a result, the data sets that have one, and whether adaptivity pays."""
-    run = _tables_so_far(every, known)
     shown = [as_markdown(table) for table in run] or ["No cell of them has been run yet: the search comes first.\n"]
     differing = differences.section(run, ROOT / "experiments/differences.md")
     drawn = figures.section(run, known)
@@ -263,9 +258,22 @@ def report() -> str:
     tried = (ROOT / "experiments/beyond.md").read_text()
     every = [grids.load_grid(name) for name in grids.NAMES if name != grids.SEARCH]
     known = {key: result for grid in every for key, result in _stored(grid).items()}
-    best = [HEAD, in_short(every, known), beyond(), tried]
+    run = [table for grid in every if (table := table_so_far(grid, known)) is not None]
+    best = [HEAD, in_short(run, every, known), beyond(), tried]
     return "\n".join(
-        [*best, tables(every, known), FINAL, final(), POLICIES, *compared, notes, PLANNER, *planned, TUNING, *searched]
+        [
+            *best,
+            tables(run, every, known),
+            FINAL,
+            final(),
+            POLICIES,
+            *compared,
+            notes,
+            PLANNER,
+            *planned,
+            TUNING,
+            *searched,
+        ]
     )
 
 

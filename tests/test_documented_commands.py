@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from alidpfl.cli import commands as all_commands
+from alidpfl.cli import help_of
 from tests.runs.command import alidpfl
 
 ROOT = Path(__file__).parent.parent
@@ -58,13 +59,16 @@ def commands(document):
 
 def examples_in_help():
     """Those of `alidpfl COMMAND --help`, after what they take for granted: two runs."""
-    shown = [(command.help or "").partition("Example: ")[2] for _, command in all_commands()]
-    split = [part for one in shown for part in " ".join(one.split()).split(" && ")]
+    split = [part for _, command in all_commands() for part in help_of(command)[1].split(" && ")]
     return [f"alidpfl run --out runs/{name}" for name in ("first", "second")] + split
 
 
 FOUND = {document: commands(document) for document in DOCUMENTS if commands(document)}
 FOUND["--help"] = examples_in_help()
+
+
+def needs_real_data(command):
+    return any(words in command for words in REAL_DATA)
 
 
 def test_there_are_commands_to_run():
@@ -137,7 +141,7 @@ def test_the_commands_of(document, scene):
             assert script is None or (ROOT / script[1]).exists(), command
         elif command.startswith("make "):  # what it would do: the targets have tests of their own
             checked(["make", "-C", ROOT, "-n", *shlex.split(command)[1:]])
-        elif not any(words in command for words in REAL_DATA):
+        elif not needs_real_data(command):
             run(scene, command)
 
 
@@ -145,7 +149,7 @@ def test_the_commands_of(document, scene):
 @pytest.mark.usefixtures("data_dir")
 @pytest.mark.parametrize(
     "command",
-    dict.fromkeys(one for found in FOUND.values() for one in found if any(words in one for words in REAL_DATA)),
+    dict.fromkeys(one for found in FOUND.values() for one in found if needs_real_data(one)),
 )
 def test_the_commands_on_real_data(command, scene):
     run(scene, command)
@@ -169,7 +173,7 @@ def shorter(name, command):
     if name == "run" and "--resume" in command:
         return []
     parts = SHORTER.get(name, [])
-    if any(words in command for words in REAL_DATA):  # two rounds are spent before the first of a recipe's training
+    if needs_real_data(command):  # two rounds are spent before the first of a recipe's training
         parts = ["federation.max_rounds=3", "privacy.epsilon=1", *parts[1:]]
     if name == "audit" and "--draws" in command:
         parts = parts[:2]

@@ -220,6 +220,12 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
             yield (*path, name), command
 
 
+def help_of(command: Any) -> tuple[str, str]:
+    """What a command says of itself, and its example."""
+    words, _, example = (command.help or "").partition("Example: ")
+    return " ".join(words.split()), " ".join(example.split())
+
+
 def main() -> None:
     """Entry point of the `alidpfl` command."""
     for stream in (sys.stdout, sys.stderr):  # ε and table lines must not crash a terminal without Unicode

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from alidpfl import doctor
-from alidpfl.cli import commands
+from alidpfl.cli import commands, help_of
 from tests.runs.command import alidpfl
 
 SCREEN = (80, 24)
@@ -40,7 +40,7 @@ def test_no_command_at_all_shows_the_help_too():
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
 def test_every_command_has_an_example_of_itself(path):
-    assert f"alidpfl {' '.join(path)}" in (ALL[path].help or "").partition("Example: ")[2]
+    assert f"alidpfl {' '.join(path)}" in help_of(ALL[path])[1]
 
 
 @pytest.mark.parametrize("group", sorted({path[0] for path in ALL if len(path) > 1}))

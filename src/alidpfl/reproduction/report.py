@@ -176,7 +176,7 @@ def best_fixed(table: Table) -> dict[int, int]:
             places.setdefault((e.dataset, e.column), {})[int(e.method.removeprefix(FIXED))] = e
     wins = dict.fromkeys(sorted({steps for fixed in places.values() for steps in fixed}), 0)
     for fixed in places.values():
-        paired = set.intersection(*(set(entry.seeds) for entry in fixed.values()))
+        paired = set.intersection(*(set(entry.by_seed) for entry in fixed.values()))
         if paired and len(fixed) == len(wins):
             wins[max(sorted(fixed), key=lambda steps: fixed[steps].mean_over(paired))] += 1
     return wins

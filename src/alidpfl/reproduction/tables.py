@@ -30,14 +30,17 @@ class Entry:
     method: str
     accountant: str
     column: str
-    accuracies: tuple[float, ...]
-    """Of ours, by seed, in %; empty where nothing has been run."""
-    seeds: tuple[int, ...]
-    """Whose they are."""
+    by_seed: Mapping[int, float]
+    """Accuracies of ours, in %; empty where nothing has been run."""
     paper: float | None
     epsilon: float | None
     """Largest that one of ours spent."""
     covered: bool
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """Of ours, in the order of the seeds."""
+        return tuple(self.by_seed.values())
 
     @property
     def mean(self) -> float | None:
@@ -46,8 +49,7 @@ class Entry:
 
     def mean_over(self, seeds: Iterable[int]) -> float:
         """Of ours, over these seeds, which it must have: so that what is compared is paired."""
-        by_seed = dict(zip(self.seeds, self.accuracies, strict=True))
-        return statistics.mean(by_seed[seed] for seed in seeds)
+        return statistics.mean(self.by_seed[seed] for seed in seeds)
 
     @property
     def spread(self) -> float | None:
@@ -121,8 +123,7 @@ def make_table(grid: Grid, listed: Iterable[Cell], known: Mapping[str, Result]) 
                 method=method,
                 accountant=accountant,
                 column=column,
-                accuracies=tuple(result.accuracy for result in runs),
-                seeds=tuple(result.settings["run.seed"] for result in runs),
+                by_seed={result.settings["run.seed"]: result.accuracy for result in runs},
                 paper=published(grid.name, dataset, columns[column].match, method),
                 epsilon=max((result.epsilon for result in runs), default=None),
                 covered=place not in leaky and all(result.covers_everything for result in runs),

@@ -30,8 +30,6 @@ In the `pyproject.toml` that `alidpfl flower init` writes ([deploy](deploy.md#a-
 stand there by their full names (`privacy.epsilon`).
 """
 
-_TABLE = "| key | type | default | meaning |\n| --- | --- | --- | --- |"
-
 _VAULT = """## The vault's policy
 
 `policy.toml` in a vault's folder is the owner's: read when [the vault](vault.md) starts, and beyond the reach of
@@ -69,7 +67,7 @@ def reference() -> str:
         section: Any = field.annotation
         title, _, meaning = str(section.__doc__).partition(": ")
         parts.append(f"## {title}\n\n{meaning[:1].upper()}{meaning[1:]}\n")
-        parts.append(_TABLE)
+        parts.append(_head("key", "type", "default", "meaning"))
         parts += [_line(f"{name}.{key}", setting) for key, setting in section.model_fields.items()]
         parts.append("")
         if name == "method":
@@ -80,12 +78,12 @@ def reference() -> str:
 
 def _flower_options() -> list[str]:
     rows = (_line(str(field.alias), field) for field in FlowerOptions.model_fields.values())
-    return [_FLOWER, _TABLE, *rows, ""]
+    return [_FLOWER, _head("key", "type", "default", "meaning"), *rows, ""]
 
 
 def _vault_policy() -> list[str]:
     """The owner's file, which no run's configuration can change."""
-    lines = [_VAULT, "| key | type | default | may change | meaning |\n| --- | --- | --- | --- | --- |"]
+    lines = [_VAULT, _head("key", "type", "default", "may change", "meaning")]
     for name, field in Policy.model_fields.items():
         section: Any = field.annotation
         settings = getattr(section, "model_fields", None)
@@ -98,8 +96,7 @@ def _vault_policy() -> list[str]:
 def _options(owner: str, key: str, rows: Iterable[tuple[str, str, Any, object]]) -> list[str]:
     """What a setting may hold whose keys depend on the method or policy."""
     told = f"A {owner} that is not named here has none. On the command line: `--set method.{key}.key=value`.\n"
-    head = f"| {owner} | key | type | default | meaning |\n| --- | --- | --- | --- | --- |"
-    lines = [f"### method.{key}\n", told, head]
+    lines = [f"### method.{key}\n", told, _head(owner, "key", "type", "default", "meaning")]
     for name, option, annotation, default in rows:
         shown = "" if default is None else f"`{toml(default)}`"
         lines.append(f"| `{name}` | `{option}` | {kind(annotation)} | {shown} | {_MEANINGS[f'{name}.{option}']} |")
@@ -121,6 +118,10 @@ def _policy_rows() -> Iterable[tuple[str, str, Any, object]]:
         for field in fields(policy)
         if field.name != "local_steps"  # which is a setting of its own
     )
+
+
+def _head(*names: str) -> str:
+    return f"| {' | '.join(names)} |\n|{' --- |' * len(names)}"
 
 
 def _line(key: str, field: FieldInfo, *more: str) -> str:
