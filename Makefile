@@ -107,9 +107,10 @@ format: $(SET_UP) ## Format and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 
 clean: ## Remove the environment and everything built
-	rm -rf $(VENV) build dist src/*.egg-info src/alidpfl/dpsgd/_native*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/alidpfl/dpsgd/_native*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+		.import_linter_cache .mutants.jsonl
 
-$(SET_UP): pyproject.toml setup.py constraints.txt src/alidpfl/dpsgd/_native.c
+$(SET_UP): pyproject.toml setup.py constraints.txt src/alidpfl/dpsgd/_native.c src/alidpfl/dpsgd/_native_kernels.h
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "alidpfl needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; set PYTHON=/path/to/python3.11")'
 	@echo "Setting up $(VENV) (once; a few minutes on a slow connection) ..."
 	$(PYTHON) -m venv $(VENV)

@@ -12,7 +12,8 @@ setup(
             "alidpfl.dpsgd._native",
             sources=["src/alidpfl/dpsgd/_native.c"],
             depends=["src/alidpfl/dpsgd/_native_kernels.h"],
-            extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math"],
+            # After what CFLAGS says: fast math takes NaN for impossible, and the kernels look for it.
+            extra_compile_args=["-O3", "-fno-fast-math", "-fno-math-errno", "-fno-trapping-math"],
             optional=True,
         )
     ]

@@ -3,10 +3,15 @@
 In a cell all methods have the same split, first weights, batches and noise for a seed, so that differences are paired.
 """
 
+import functools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from alidpfl.policies import Decision, Situation, paced
+from alidpfl.policies.pace import even_steps
+from alidpfl.privacy import MAX_STEPS, PrivacyBudget, max_steps
 from alidpfl.reproduction.grid import MOST_SEEDS, Grid, cells
 from alidpfl.reproduction.report import FIXED
 from alidpfl.reproduction.results import Result
@@ -26,6 +31,10 @@ more steps a round the same η is too large: `ratio` gets worse where it may spe
 R_c/5, and by `pld`, a part of what a rule gains on `ratio`, and of what τ = 1 gains on everything, is that it moves
 less.
 """
+
+WHY_LIMITS = """The private curvature is so small that Lemma 2 nearly always asks for more than the cap: what acts is
+*whether* it is resolved, hardly its value. So what `ali` gains on `ratio` here is what spending early gains at a step
+size that is too large for `ratio`, and no evidence for the bound."""
 
 _YARDSTICK = "ours:ratio"
 _RULES = {"ours:ali": "`ali`", "ours:corrected": "`corrected`", "ali_dpfl": "paper's rule (un-noised)"}
@@ -63,7 +72,8 @@ def section(grids: Sequence[Grid], known: Mapping[str, Result]) -> str:
     against = [f"{name} - {other}" for name in _RULES.values() for other in ("`ratio`", "best fixed")]
     head = ["table", "data set", "column", "accountant", "`ratio`", f"{_BEST} - `ratio`", *against]
     lines = markdown_lines(head, rows)
-    return "\n".join([HEAD, *lines, "", "Over all of it, each pair of runs once:", "", *_told(tallies), ""])
+    over = f"Over all of it, each pair of runs once ({_how_far_alike(tallies)}):"
+    return "\n".join([HEAD, *lines, "", over, "", *_told(tallies), "", _what_decided(known), ""])
 
 
 def answer(grids: Sequence[Grid], known: Mapping[str, Result]) -> str:
@@ -71,7 +81,59 @@ def answer(grids: Sequence[Grid], known: Mapping[str, Result]) -> str:
     _, tallies = _compared(grids, known)
     wanted = [(_RULES[rule], other) for rule in ("ours:ali", "ali_dpfl") for other in ("`ratio`", _BEST)]
     found = [f"{name} against {other}: {tallies[name, other]}" for name, other in wanted if (name, other) in tallies]
-    return "; ".join(found) or "no cell has been run yet"
+    return f"{'; '.join(found)} ({_how_far_alike(tallies)})" if found else "no cell has been run yet"
+
+
+def _how_far_alike(tallies: _Tallies) -> str:
+    seeds = {(dataset, seed) for tally in tallies.values() for dataset, seed, *_ in tally.differences}
+    return f"from {len(seeds)} splits of {len({d for d, _ in seeds})} data sets: pairs of one split are not independent"
+
+
+def _what_decided(known: Mapping[str, Result]) -> str:
+    """Whether `ali`'s τ was ever Lemma 2's own, or one of the two limits that it is held to."""
+    counts = Counter(kind for result in known.values() for kind in _deciders(result))
+    if not counts:
+        return ""
+    limits = (
+        f"In {counts.total()} rounds where R_c > R_s, τ was the cap, twice the even pace, in {counts['cap']}; the even "
+        f"pace, taken while the curvature does not stand out of its noise, in {counts['pace']}; the two are the same "
+        f"number in {counts['both']}; and anything else, a τ that Lemma 2 itself chose, in {counts['other']}."
+    )
+    return f"**What decided `ali`'s τ.** {limits} {WHY_LIMITS}"
+
+
+def _deciders(result: Result) -> Iterator[str]:
+    told = result.settings
+    if told.get("method.policy") != "ali":
+        return
+    budget = PrivacyBudget(epsilon=told["privacy.epsilon"], delta=told["privacy.delta"])
+    rate, rounds = told["privacy.sample_rate"], told["federation.max_rounds"]
+    steps = _affordable(budget, rate, result.noise_multiplier, told["privacy.accountant"])
+    if steps <= rounds:  # Lemma 1 decides
+        return
+    spent = 0
+    for number, taken in enumerate(result.local_steps):
+        if spent >= steps:
+            return
+        situation = Situation(**_ANY, round=number, max_rounds=rounds, max_steps=steps, steps_spent=spent)
+        cap, pace = paced(Decision(local_steps=MAX_STEPS, why=""), situation).local_steps, even_steps(situation)
+        yield ("both" if cap == pace else "cap") if taken == cap else "pace" if taken == pace else "other"
+        spent += taken
+
+
+_affordable = functools.cache(lambda budget, rate, noise, name: max_steps(budget, rate, noise, accountant=name))
+_ANY = {
+    "previous_steps": 1,
+    "num_params": 1,
+    "clip_norm": 1.0,
+    "noise_multiplier": 1.0,
+    "sample_rate": 0.5,
+    "learning_rate": 1.0,
+    "expected_batch_size": 1.0,
+    "weight_concentration": 1.0,
+    "heterogeneity": 0.0,
+}
+"""What neither limit depends on."""
 
 
 def _compared(grids: Sequence[Grid], known: Mapping[str, Result]) -> tuple[list[list[str]], _Tallies]:

@@ -79,7 +79,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an update is clipped to S but for rounding",
         "src/alidpfl/federation/client.py",
-        "plan.clip_norm * (1 - 1e-6) / norm",
+        "plan.clip_norm * SAFETY / norm",
         "plan.clip_norm / norm",
         CLIENT,
     ),

@@ -109,9 +109,9 @@ def show(
     small = data.small_clients(parts, sample_rate)
     title = f"{name}: {len(parts)} clients, {_words(kind, beta)}, seed {seed}"
     if plot is not None:
-        from alidpfl.data.picture import save_picture
+        from alidpfl.views.split_figure import save_split_figure
 
-        save_picture(counts, plot, title)
+        save_split_figure(counts, plot, title)
     if as_json:
         _print_json(dataset, kind=kind, beta=beta, seed=seed, counts=counts, small=small)
     else:

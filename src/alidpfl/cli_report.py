@@ -27,12 +27,13 @@ def report(
     """
     from alidpfl.reproduction.grid import load_grid
     from alidpfl.reproduction.report import results_report
+    from alidpfl.store import RunDirectory
     from alidpfl.store.files import write_atomically
     from alidpfl.views.report_page import report_page
 
-    runs = [_run(path) for path in paths if _is_run(path)]
+    runs = [_run(path) for path in paths if RunDirectory.is_run(path)]
     grids = [load_grid(str(path)) for path in paths if path.suffix == ".toml"]
-    folders = [path for path in paths if not _is_run(path) and path.suffix != ".toml"]
+    folders = [path for path in paths if not RunDirectory.is_run(path) and path.suffix != ".toml"]
     if grids and not folders:
         raise ConfigError(f"{paths[0]} is a grid; give the folder of its results too, such as results")
     results = [results_report(path, grids) for path in folders]
@@ -41,10 +42,6 @@ def report(
         raise ConfigError(f"the page would have {len(content) / 1e6:.1f} MB; give fewer runs at a time")
     write_atomically(out, content)
     typer.echo(f"written to {out}")
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "config.toml").is_file()
 
 
 def _run(path: Path) -> "RunSnapshot":

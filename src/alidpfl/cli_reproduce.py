@@ -103,26 +103,23 @@ def _opened(
     name: str, chosen: dict[str, list[str]], seeds: int | None, store: Path
 ) -> "tuple[Grid, list[Cell], Results]":
     from alidpfl.reproduction.grid import MOST_SEEDS, cells, load_grid
-    from alidpfl.reproduction.results import Results
+    from alidpfl.reproduction.results import STORE, Results, lines_of
 
     seeds = MOST_SEEDS if seeds is None else seeds
     if not 1 <= seeds <= MOST_SEEDS:
         raise ConfigError(f"seeds={seeds} must be from 1 to {MOST_SEEDS}")
     grid = load_grid(name)
     listed = list(cells(grid, seeds=seeds, **chosen))
-    results = Results(store / "results.sqlite")
-    results.read_lines(_lines_of(grid, store))
+    results = Results(store / STORE)
+    results.read_lines(lines_of(grid.name, store))
     return grid, listed, results
-
-
-def _lines_of(grid: "Grid", store: Path) -> Path:
-    return store / f"{grid.name}.jsonl"
 
 
 def _write(grid: "Grid", results: "Results", store: Path) -> None:
     from alidpfl.reproduction.grid import MOST_SEEDS, cells
+    from alidpfl.reproduction.results import lines_of
 
-    results.write_lines(_lines_of(grid, store), {cell.key for cell in cells(grid, seeds=MOST_SEEDS)})
+    results.write_lines(lines_of(grid.name, store), {cell.key for cell in cells(grid, seeds=MOST_SEEDS)})
 
 
 def _conclude(tally: "Tally") -> None:

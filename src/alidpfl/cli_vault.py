@@ -11,6 +11,8 @@ from rich.table import Table
 from alidpfl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from alidpfl.vault.custody import Vault
     from alidpfl.vault.source import FileSource, SplitSource
 
@@ -148,7 +150,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise ConfigError(f"serving needs {error.name}: install alidpfl with the extra 'vault'") from None
 
-    run_service(folder.absolute(), socket_path=socket, group=group, known_head=head, on_ready=_announce)
+    run_service(folder.absolute(), socket_path=socket, group=group, known_head=head, on_ready=_announcing(folder))
 
 
 @vault_app.command()
@@ -203,26 +205,32 @@ def _flag(key: str) -> str:
     return f"--{_FLAGS.get(key, key.rpartition('.')[2]).replace('_', '-')}"
 
 
-def _announce(vault: "Vault", where: Path) -> None:
-    unsafe = ", ".join(vault.policy.unsafe)
-    if unsafe:
-        typer.echo(f"warning: the policy admits {unsafe}: no epsilon covers what that shows", err=True)
-    if vault.policy.anchor is None:
-        typer.echo("note: without an anchor, a restored copy of this folder would spend again unnoticed", err=True)
-    typer.echo(f"listening on {where}; ledger head {vault.ledger.head}")
+def _announcing(folder: Path) -> "Callable[[Vault, Path], None]":
+    def announce(vault: "Vault", where: Path) -> None:
+        unsafe, anchor = ", ".join(vault.policy.unsafe), vault.policy.anchor_file
+        if unsafe:
+            typer.echo(f"warning: the policy admits {unsafe}: no epsilon covers what that shows", err=True)
+        if anchor is None:
+            typer.echo("note: without an anchor, a restored copy of this folder would spend again unnoticed", err=True)
+        elif anchor.stat().st_dev == folder.stat().st_dev:
+            typer.echo("note: the anchor is on the vault's own disk: a restored copy of it would spend again", err=True)
+        typer.echo(f"listening on {where}; ledger head {vault.ledger.head}")
+
+    return announce
 
 
 def _print_status(told: dict[str, Any], folder: Path) -> None:
     from rich.markup import escape
 
     from alidpfl.errors import printable
+    from alidpfl.views.tables import rounded_down, rounded_up
     from alidpfl.views.terminal import wide_console
 
     table = Table("", "", title=escape(f"Vault {folder}"), show_header=False)
     table.add_row("being served", f"yes, by {told['served_by']}" if told["served_by"] else "no")
     table.add_row("records", str(told["num_records"]))
-    table.add_row("ε spent", f"{told['epsilon_spent']:.4f} of {told['epsilon']:g} at δ = {told['delta']:g}")
-    table.add_row("ε left", f"{told['epsilon_left']:.4f}")
+    table.add_row("ε spent", f"{rounded_up(told['epsilon_spent'])} of {told['epsilon']:g} at δ = {told['delta']:g}")
+    table.add_row("ε left", rounded_down(told["epsilon_left"]))
     table.add_row(f"{told['charged']} spent, left", f"{told['units_spent']}, {told['units_left']}")
     rounds = f"{told['rounds_released']} of {told['runs']} runs"
     lost = told["rounds_lost"]

@@ -17,6 +17,9 @@ Release: TypeAlias = Literal["step", "update"]
 NoiseKind: TypeAlias = Literal["gaussian", "grid"]
 """Floating-point Gaussian noise, or whole numbers on a grid: exact, and slower (docs/floating-point.md)."""
 
+UNACCOUNTED_SIGNALS = "unaccounted-signals"
+"""In `unsafe`: un-noised signals may be looked at, which no ε covers."""
+
 Signal: TypeAlias = Literal["secants", "gradient_norm", "raw"]
 """What a client reports beside its weights. All but "raw" are post-processing of noised gradients."""
 
@@ -56,7 +59,7 @@ class SecantSums:
     noise: float
     """What noise and sampling alone contribute to `product` on average."""
     noise_variance: float
-    """Variance of that contribution."""
+    """Variance of what the added noise contributes; sampling has some of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,9 +178,9 @@ def test_show_draws_a_picture(tmp_path, ending):
 def test_pictures_that_cannot_be(tmp_path, monkeypatch):
     folder = npz_folder(tmp_path)
     wrong = run("show", "npz", "--data-dir", folder, "--plot", tmp_path / "split.pdf")
-    assert "must end in .svg or .png" in str(wrong.exception)
+    assert "extension must be .png or .svg" in str(wrong.exception)
     nowhere = run("show", "npz", "--data-dir", folder, "--plot", tmp_path / "no" / "split.svg")
-    assert "cannot be written" in str(nowhere.exception)
+    assert str(tmp_path / "no") in str(nowhere.exception)
     own = builtins.__import__
 
     def without_matplotlib(name, *rest, **more):

@@ -1,8 +1,5 @@
 """What a data set must be, how names are looked up, and where files are searched."""
 
-import doctest
-import importlib
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-import alidpfl.data
 from alidpfl.data import Dataset, LabelledData, directories, held_out_rows, load, scaled_images
 from alidpfl.data.sources import CIFAR10, FASHION_MNIST, MNIST
 from alidpfl.errors import AliDpflError, ConfigError, DataError
 from alidpfl.user_cache import user_cache
-
-MODULES = ["alidpfl.data", *(f"alidpfl.data.{m.name}" for m in pkgutil.iter_modules(alidpfl.data.__path__))]
 
 
 def labelled(count=4, shape=(2,), classes=2):
@@ -27,15 +21,6 @@ def labelled(count=4, shape=(2,), classes=2):
 def dataset(**changes):
     values = {"name": "d", "train": labelled(), "test": labelled(), "num_classes": 2, "is_synthetic": True}
     return Dataset(**{**values, **changes})
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings_run(name):
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
-
-
-def test_public_names_exist():
-    assert all(hasattr(alidpfl.data, name) for name in alidpfl.data.__all__)
 
 
 def test_the_package_brings_no_terminal_and_no_plots():

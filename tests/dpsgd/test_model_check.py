@@ -300,8 +300,16 @@ def _step(**change):
         (lambda: PerSampleClipper("model"), "model must be a torch.nn.Module, not str"),
         (lambda: PerSampleClipper(nn.Linear(4, 3), loss="ce"), "loss='ce' must be a function"),
         (lambda: PerSampleClipper(nn.Linear(4, 3, device="meta")), "weight is on meta; .* runs on cpu and cuda"),
-        (lambda: poisson_sample(10.0, 0.5, RandomStream.seeded(0)), "num_records must be a whole number, not float"),
-        (lambda: poisson_sample(10, "0.5", RandomStream.seeded(0)), "sample_rate=0.5 must be in"),
+        (
+            lambda: poisson_sample(10.0, 0.5, RandomStream.seeded(0)),
+            "num_records=10.0 must be a whole number, not float",
+        ),
+        (lambda: poisson_sample(10, "0.5", RandomStream.seeded(0)), "sample_rate='0.5' must be a number, not str"),
+        (lambda: poisson_sample(10, True, RandomStream.seeded(0)), "sample_rate=True must be a number, not bool"),
+        (
+            lambda: PerSampleClipper(nn.Linear(4, 3), microbatch_size=True),
+            "microbatch_size=True must be a whole number",
+        ),
         (lambda: poisson_sample(10, 0.5, 0), "not int: pass RandomStream.secure"),
     ],
 )
@@ -382,3 +390,23 @@ def test_agreement_needs_both_norms_and_sums():
     for bad_norms, bad_sums in ((norms * 1.01, sums), (norms, {"w": sums["w"] * 1.01}), (norms * math.nan, sums)):
         with pytest.raises(UnsupportedModelError):
             check_agreement(bad_norms, bad_sums, norms, sums)
+
+
+class BeginsAtZero(nn.Module):
+    """A norm over the batch in a branch whose scale begins at zero, under a head that does: it mixes once trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.head = nn.Linear(4, 4, bias=False), nn.Linear(4, 3)
+        for layer in (self.scale, self.head):
+            nn.init.zeros_(layer.weight)
+
+    def forward(self, x):
+        return self.head(x + self.scale((x - x.mean(0)) / (x.std(0, unbiased=False) + 1e-5)))
+
+
+def test_what_mixes_only_once_it_is_trained_is_refused_at_the_start():
+    model = BeginsAtZero()
+    with pytest.raises(UnsupportedModelError, match="mixes the samples"):
+        PerSampleClipper(model).clipped_sum(torch.rand(0, 4), torch.zeros(0).long(), clip_norm=1.0, seed=0)
+    assert not any(layer.weight.any() for layer in (model.scale, model.head))  # the trial leaves no trace

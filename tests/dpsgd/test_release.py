@@ -80,7 +80,7 @@ def test_values_lie_on_the_noise_grid():
 
 
 def test_nothing_leaves_without_noise():
-    for noise in (0, -1.0, math.nan):
+    for noise in (0, -1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match="nothing leaves without noise"):
             total(made(), noise_multiplier=noise)
     with pytest.raises(ConfigError, match="RandomStream"):

@@ -14,6 +14,7 @@ from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Evaluation
 from alidpfl.methods import METHODS, FedAvgDp
 from alidpfl.policies import POLICIES
+from alidpfl.policies.ratio import Ratio
 from alidpfl.types import ClientUpdate, RoundRecord, StopReason
 from tests.federation.conftest import NOISE_MULTIPLIER, SIZES, make_training
 
@@ -200,6 +201,25 @@ def test_policies_plan_for_the_limit_that_ends_first():
     assert len(records) == 3
     assert records[-1].steps == training._ledger.max_steps
     assert max(r.local_steps for r in records) - min(r.local_steps for r in records) <= 1
+
+
+def test_the_step_size_falls_by_the_limit_that_ends_first():
+    """Traffic for ten rounds of a hundred: in the last of them a step that decays late has decayed."""
+    engine, a_round = FakeEngine(), 2 * 4 * 4 * len(make_training(engine=FakeEngine()).params)
+    training = make_training(engine=engine, traffic_limit=10 * a_round, max_rounds=100, schedule="late_decay")
+    told = []
+
+    class Noting(Ratio):
+        def decide(self, situation):
+            told.append(situation.learning_rate)
+            return super().decide(situation)
+
+    training._planner._policy = Noting()
+    assert len(list(training)) == 10
+    taken = [plans[0].learning_rates[0] for plans in engine.seen]
+    assert taken[0] == 0.5
+    assert taken[-1] < 0.25
+    assert told == taken  # what a policy is told is what the next step takes
 
 
 def test_the_last_round_is_cut_to_what_is_left():

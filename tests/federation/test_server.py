@@ -95,3 +95,15 @@ def test_settings_out_of_range_are_named(setting):
     ((name, value),) = setting.items()
     with pytest.raises(ConfigError, match=f"{name}={value}"):
         ServerSettings(**setting)
+
+
+@pytest.mark.parametrize(
+    ("quorum", "cap", "clients", "least"),
+    [(0.5, 1.0, 10, 5), (0.5, 1.0, 1, 1), (0.5, 0.5, 2, 2), (0.5, 0.5, 3, 2), (0.5, 0.25, 5, 4), (0.5, 0.1, 4, 4)],
+)
+def test_a_quorum_is_large_enough_for_the_cap(quorum, cap, clients, least):
+    settings = ServerSettings(quorum=quorum, max_client_weight=cap)
+    assert settings.least_updates(clients) == least
+    sizes = {client: 2**40 if client == 0 else 1000 for client in range(clients)}
+    found = server.shares(sizes, range(least), cap)
+    assert max(found) <= max(cap, 1 / clients) * (1 + 1e-12)

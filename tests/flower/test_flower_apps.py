@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import httpx
 import numpy as np
 import pytest
 from flwr.app import Error, Message
@@ -159,3 +160,50 @@ def test_what_is_packed_is_unpacked():
 def test_a_client_app_loads_no_torch():
     found = "import sys, alidpfl.flower_apps; sys.exit('torch' in sys.modules or 'alidpfl.runs' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", found], check=False).returncode == 0
+
+
+def test_an_answer_that_flower_cannot_open_costs_its_own_node_only():
+    clock = Clock()
+    grid = FakeGrid(lambda message, _context: Message(packed(b"honest"), reply_to=message), {1: {}, 2: {}}, {}, clock)
+    whole = grid.pull_messages
+
+    def pull_messages(message_ids):
+        if "m0" in message_ids and any(grid._replies[number][0] <= clock() for number in message_ids):
+            raise ValueError("what node 1 made is no protobuf: secret")
+        return whole(message_ids)
+
+    grid.pull_messages = pull_messages
+    answers = GridLink(grid, clock=clock, sleep=clock.sleep).ask("train", {1: b"", 2: b""}, 5.0)
+    assert answers[2] == b"honest"
+    assert (answers[1].code, answers[1].reason) == ("malformed", "Flower cannot open the answer (ValueError)")
+
+
+def test_a_superlink_that_is_gone_is_not_taken_for_a_node_that_lies():
+    clock = Clock()
+    grid = FakeGrid(lambda message, _context: Message(packed(b"x"), reply_to=message), {1: {}}, {}, clock)
+
+    def pull_messages(_message_ids):
+        raise httpx.ConnectError("refused")
+
+    grid.pull_messages = pull_messages
+    with pytest.raises(httpx.ConnectError):
+        GridLink(grid, clock=clock, sleep=clock.sleep).ask("train", {1: b""}, 5.0)
+
+
+def test_an_answer_belongs_to_the_node_that_was_asked_whatever_it_says():
+    clock = Clock()
+
+    def lying(message, context):
+        reply = Message(packed(b"by %d" % context.node_id), reply_to=message)
+        if context.node_id == 1:
+            reply.metadata.__dict__["_reply_to_message_id"] = "m1"
+        return reply
+
+    grid = FakeGrid(lying, {1: {}, 2: {}}, {}, clock)
+    answers = GridLink(grid, clock=clock, sleep=clock.sleep).ask("train", {1: b"", 2: b""}, 5.0)
+    assert answers == {1: b"by 1", 2: b"by 2"}
+
+
+def test_nobody_can_guess_the_name_of_a_message():
+    """Flower takes an answer by the hash of the question: equal questions must have different ones."""
+    assert packed(b"same").object_id != packed(b"same").object_id

@@ -366,7 +366,9 @@ def test_a_vault_that_does_not_fit_is_left_out_before_it_is_charged(tmp_path, ch
     assert not link.nodes[NODE_IDS[2]].trained
 
 
-def test_two_nodes_with_one_vault_count_once(tmp_path):
+def test_of_two_nodes_with_one_vault_neither_is_believed(tmp_path):
+    """Else whoever says an honest node's name and is numbered before it would take its place."""
+
     def twin(question, _content, honest):
         told = json.loads(honest) if question == "info" else None
         return (
@@ -374,8 +376,9 @@ def test_two_nodes_with_one_vault_count_once(tmp_path):
         )
 
     link = fake_link(hooks={NODE_IDS[1]: twin})
-    run_over_nodes(link, run_config(tmp_path / "out", min_nodes=2))
-    assert not link.nodes[NODE_IDS[1]].trained
+    run_over_nodes(link, run_config(tmp_path / "out", min_nodes=1))
+    assert [bool(link.nodes[node].trained) for node in NODE_IDS] == [False, False, True]
+    assert any(f"nodes {NODE_IDS[0]}, {NODE_IDS[1]} are left out" in line for line in link.told)
 
 
 def test_a_node_with_a_new_id_is_known_by_its_vault(tmp_path, simulated):
@@ -446,3 +449,68 @@ def test_a_lists_way_through_flowers_flat_table(tmp_path):
     settings = config(method__options__noise_decay=0.5, method__name="adap_dpfl", data__validation=0.1)
     found, _ = from_run_config(run_config(tmp_path / "out", settings))
     assert found.to_dict() == settings.to_dict()
+
+
+def _says(**change):
+    def hook(question, _content, honest):
+        told = json.loads(honest) if question == "info" else None
+        return honest if told is None else json.dumps({**told, "info": {**told["info"], **change}}).encode()
+
+    return hook
+
+
+def _limits(most_steps):
+    return {"min_clip_norm": 0.0, "max_clip_norm": 1e6, "max_steps_per_round": most_steps}
+
+
+def test_nobody_is_asked_for_more_than_its_own_limit(tmp_path):
+    """However many steps another says it would run."""
+    link = fake_link(hooks={NODE_IDS[0]: _says(limits=_limits(1)), NODE_IDS[1]: _says(limits=_limits(1_000_000))})
+    run_over_nodes(link, run_config(tmp_path / "out"))
+    asked = {node: {decode_request(content)[0].steps for content in link.nodes[node].trained} for node in NODE_IDS}
+    assert asked[NODE_IDS[0]] == {1}
+    assert max(asked[NODE_IDS[1]]) == max(taus(tmp_path / "out")) > 1
+
+
+def test_a_limit_beyond_all_measure_is_left_out_and_not_written(tmp_path):
+    link = fake_link(hooks={NODE_IDS[2]: _says(limits=_limits(10**30))})
+    run_over_nodes(link, run_config(tmp_path / "out", min_nodes=2))
+    assert any("max_steps_per_round" in line for line in link.told)
+    assert RunDirectory.open(tmp_path / "out").members()
+
+
+def test_an_introduction_has_a_size(tmp_path):
+    link = fake_link(hooks={NODE_IDS[2]: lambda question, _content, honest: b" " * (2 << 20) + honest})
+    run_over_nodes(link, run_config(tmp_path / "out", min_nodes=2))
+    assert any("it introduced itself in 2097" in line for line in link.told)
+
+
+def test_a_node_that_does_not_fit_is_not_one_of_those_waited_for(tmp_path, no_waiting):
+    """The third owner's node comes after ten seconds; until then there are three, one of which nobody can use."""
+    link = fake_link(offline={NODE_IDS[2]})
+    link.nodes[99] = type(link.nodes[NODE_IDS[0]])(config(), 0)
+    link.hooks[99] = _says(num_records=1)
+    link.online = lambda: (link.nodes.keys() - link.offline) | ({NODE_IDS[2]} if no_waiting.now >= 10 else set())
+    run_over_nodes(link, run_config(tmp_path / "out", wait_for_nodes=60.0))
+    assert {int(one["node"]) for one in RunDirectory.open(tmp_path / "out").members()["clients"]} == set(NODE_IDS)
+
+
+def test_who_takes_over_a_client_is_told(tmp_path):
+    link = fake_link(hooks=dict.fromkeys(NODE_IDS[:2], refusing("failed", from_round=1)))
+    with pytest.raises(NodesMissingError):
+        run_over_nodes(link, run_config(tmp_path / "out"))
+    link.hooks, link.told = {}, []
+    link.nodes = {99: link.nodes.pop(NODE_IDS[0]), **link.nodes}
+    run_over_nodes(link, run_config(tmp_path / "out"))
+    assert f"client 0 was node {NODE_IDS[0]} and is node 99, which says it has 'simulated-0'" in link.told
+
+
+def test_what_a_killed_start_left_binds_nobody(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    stale = {"node": "1", "vault": "gone", "num_records": 5, "most_steps": 1}
+    RunDirectory(out).write_members({"run": "stale", "clients": [stale]})
+    run_over_nodes(fake_link(), run_config(out))
+    members = RunDirectory.open(out).members()
+    assert members["run"] != "stale"
+    assert len(members["clients"]) == CLIENTS

@@ -9,7 +9,7 @@ import pytest
 from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.planner import Wishes, best_of, pareto_front
 from alidpfl.planner.search import exactly, signal_to_noise
-from alidpfl.privacy import SampledGaussian, epsilon
+from alidpfl.privacy import SampledGaussian, epsilon, max_steps
 
 ASKED = {"epsilon": 2.0, "delta": 1e-5, "clients": 10, "samples": 60_000, "max_rounds": 158, "num_params": 7_850}
 
@@ -106,6 +106,19 @@ def test_decided_noise_leaves_the_rate_and_uses_all_steps():
     for setting in found:
         steps = SampledGaussian(sample_rate=setting.sample_rate, noise_multiplier=3.0, steps=setting.steps)
         assert 1.9 < epsilon([steps], 1e-5) <= 2.0
+
+
+@pytest.mark.parametrize("limit", [None, 3.0, 1.0])
+def test_where_noise_is_decided_no_rate_on_the_way_is_better(limit):
+    """The closed form promises too much at little noise: large q seemed best, and had next to no steps."""
+    wishes = Wishes(**ASKED, noise_multiplier=1.1, accountant="rdp", max_epochs=limit)
+    best = best_of(wishes, pareto_front(wishes, 158))
+    assert best.steps >= wishes.min_steps
+    for rate in (0.03, 0.02, 0.015, 0.01, 0.005, 0.002):
+        steps = max_steps(wishes.budget, rate, 1.1, accountant="rdp")
+        steps = min(steps, int(limit / rate)) if limit else steps
+        if steps >= wishes.min_steps and rate * steps <= best.epochs:
+            assert signal_to_noise(wishes, rate, 1.1, steps) <= best.signal_to_noise * 1.03
 
 
 def test_a_compute_limit_is_kept_also_where_noise_is_decided():

@@ -105,3 +105,17 @@ def test_the_cap_stops_a_runaway(situation):
 def test_a_cap_below_the_even_pace_is_refused(limit, name):
     with pytest.raises(ConfigError, match=r"pace_limit=.* must be 1 or more"):
         make_policy(name, pace_limit=limit)
+
+
+@pytest.mark.parametrize("name", ["ali", "corrected"])
+def test_one_round_without_a_signal_does_not_spend_what_others_saved(name, situation):
+    """The noise hides the curvature in the last round only: what was saved until then is not spent in that one."""
+    start = replace(situation, max_rounds=60, max_steps=180, expected_batch_size=1.0, learning_rate=0.01)
+
+    def signals(k):
+        return {"curvature": None if k in (0, 59) else 3.7}
+
+    policy = make_policy(name) if name == "ali" else make_policy(name, strong_convexity=3.7, initial_distance=1e-3)
+    taken = run(policy, start, signals)
+    assert sum(taken[:59]) < 120  # something was saved
+    assert taken[-1] == 3

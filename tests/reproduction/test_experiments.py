@@ -210,3 +210,19 @@ def test_the_summary_keeps_accountants_apart(tmp_path):
     assert ["privacy.noise_multiplier", "1.1"] in settings.rows
     assert ["R_s = R_c/2", "privacy.epsilon = 2"] in settings.rows
     assert ["fedavg_dp:tau=5", "method.name = fedavg_dp, method.local_steps = 5"] in settings.rows
+
+
+def test_what_decided_the_steps_of_ali_is_counted():
+    """R_s = 158, R_c = 314: even paces are 1 and 2, the cap 4. Lemma 1's rounds are not counted."""
+    grid = load_grid("small")
+    listed = {c.column: c for c in cells(grid, datasets=["mnist"], methods=["ours:ali"], accountants=["rdp-paper"])}
+    half = made_result(listed["R_s = R_c/2"], 90.0)
+    known = {half.key: dataclasses.replace(half, noise_multiplier=1.1, local_steps=[1, 4, 3])}
+    told = adaptivity._what_decided(known)
+    assert "In 3 rounds" in told
+    assert "twice the even pace, in 1;" in told
+    assert "of its noise, in 1;" in told
+    assert "itself chose, in 1." in told
+    twice = made_result(listed["R_s = 2 R_c"], 90.0)
+    lemma_1 = {twice.key: dataclasses.replace(twice, noise_multiplier=1.1, local_steps=[1, 1])}
+    assert adaptivity._what_decided(lemma_1) == ""

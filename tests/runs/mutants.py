@@ -44,8 +44,8 @@ RUN_MUTANTS = (
     (
         "runs: one vault with secure noise speaks for all",
         f"{RUNS}/flower.py",
-        '"seeded" if any(_SEEDED_NOISE',
-        '"seeded" if all(_SEEDED_NOISE',
+        '"seeded" if any(SEEDED_NOISE',
+        '"seeded" if all(SEEDED_NOISE',
         NODES,
     ),
     (

@@ -277,3 +277,19 @@ def test_reading_stops_at_the_first_line_that_is_not_whole(chain, paths):
     entries, rest = read_entries(paths[0].read_bytes() + b"abc")
     assert (len(entries), rest) == (5, b"abc")
     assert read_entries(b"") == ([], b"")
+
+
+def test_a_whole_last_line_by_a_second_writer_is_refused_and_not_dropped(chain, paths, tmp_path):
+    """Where locks do not work: the other one wrote its line, acted on it, and its charge must not vanish."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    before = paths[0].read_bytes()
+    (copy / "ledger.jsonl").write_bytes(before)
+    (copy / "head.json").write_bytes(paths[1][0].read_bytes())
+    second = Chain.open(copy / "ledger.jsonl", (copy / "head.json",))
+    second.append({"kind": "X", "number": "second"})
+    second.close()
+    chain.append({"kind": "X", "number": "first"})
+    paths[0].write_bytes(paths[0].read_bytes() + (copy / "ledger.jsonl").read_bytes()[len(before) :])
+    with pytest.raises(DataError, match="line 7 does not follow the one before: two vaults wrote"):
+        Chain.open(*paths)

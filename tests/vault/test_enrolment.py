@@ -146,6 +146,12 @@ def test_a_changed_enrolment_is_refused(tmp_path):
         pass
 
 
+def test_an_anchor_in_the_vaults_own_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is in the vault's own folder, and would be restored with it"):
+        made_vault(tmp_path, "inside", anchor=str(tmp_path / "inside" / "anchor"))
+    assert not (tmp_path / "inside").exists()
+
+
 def test_a_data_set_is_enrolled_once(tmp_path):
     made_vault(tmp_path)
     with pytest.raises(ConfigError, match="not empty: a data set is enrolled once"):

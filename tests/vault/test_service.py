@@ -15,8 +15,10 @@ from contextlib import suppress
 
 import httpx
 import pytest
+import uvicorn
 
 from alidpfl.errors import ConfigError
+from alidpfl.vault import service as service_module
 from alidpfl.vault.client import VaultClient
 from alidpfl.vault.folder import REFUSALS, SOCKET
 from alidpfl.vault.messages import decode_answer
@@ -259,6 +261,39 @@ def test_a_served_vault_keeps_to_itself(tmp_path):
             assert stat.S_IMODE((folder.path / REFUSALS).stat().st_mode) == 0o600
     finally:
         process.kill()
+
+
+ASKED = b"GET / HTTP/1.1\r\nhost: vault\r\n\r\n"
+
+
+def test_callers_that_do_not_ask_are_hung_up_on(tmp_path, monkeypatch):
+    """Else as many as there are connections would shut the vault for ever. One that has asked is waited for."""
+    monkeypatch.setattr(service_module, "_SECONDS_TO_SEND", 0.3)
+    where = tmp_path / "s.sock"
+
+    async def slow(_scope, receive, send):
+        await asyncio.sleep(1.0)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def called():
+        server = uvicorn.Server(service_module._settings(slow))
+        with listening(where, None) as ours:
+            running = asyncio.create_task(server.serve(sockets=[ours]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            callers = [await asyncio.open_unix_connection(where) for _ in range(3)]
+            for (_, writer), said in zip(callers, (b"", b"GET / HTTP/1.1\r\n", ASKED), strict=True):
+                writer.write(said)
+            found = [await reader.read(12) for reader, _ in callers]
+            for _, writer in callers:
+                writer.close()
+                await writer.wait_closed()
+            server.should_exit = True
+            await running
+            return found
+
+    assert asyncio.run(called()) == [b"", b"", b"HTTP/1.1 204"]
 
 
 def test_a_bug_of_ours_is_not_told(tmp_path, caplog):

@@ -83,6 +83,7 @@ def test_runs_without_rounds_or_finite_numbers(tmp_path):
         make_run(tmp_path / "lost", accuracy=math.nan, epsilon=math.inf),
     ]
     save_figure([RunSnapshot.load(path) for path in paths], tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_matplotlib_the_remedy_is_said(snapshots, tmp_path, monkeypatch):

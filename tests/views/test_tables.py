@@ -204,6 +204,13 @@ def test_epsilon_is_never_rounded_down(tmp_path, epsilon, shown):
     assert rows(summary_table(RunSnapshot.load(path)))["ε spent"] == [f"{shown} of 2"]
 
 
+def test_what_is_left_and_lower_bounds_are_never_rounded_up():
+    assert tables.rounded_down(1.99996) == "1.9999"
+    assert tables.rounded_down(0.1879, 3) == "0.187"
+    assert tables.rounded_down(0.0) == "0.0000"
+    assert tables.rounded_down(float("inf")) == "inf"
+
+
 def test_noise_on_a_grid_is_called_so():
     assert "grid" in str(tables._noise({"noise_multiplier": 2.0, "noise_kind": "grid"}))
     assert "grid" not in str(tables._noise({"noise_multiplier": 2.0, "noise_kind": None}))

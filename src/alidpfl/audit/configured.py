@@ -8,7 +8,6 @@ from alidpfl.audit.one_step import OnProgress, audit_step, check_confidence, che
 from alidpfl.audit.report import Audit
 from alidpfl.audit.subject import Subject
 from alidpfl.inputs import checks
-from alidpfl.privacy import PrivacyBudget
 from alidpfl.runs import Config
 from alidpfl.runs.build import accountant_of, build_model, make_parts, make_settings, releases_before
 from alidpfl.runs.featured import featured
@@ -60,7 +59,7 @@ def subject_of(config: Config, on_progress: OnProgress | None = None) -> Subject
         targets=data.targets[own],
         method=parts.method,
         policy=parts.policy,
-        budget=PrivacyBudget(epsilon=config.privacy.epsilon, delta=config.privacy.delta),
+        budget=config.budget,
         settings=replace(
             make_settings(config, shows_private_data=False),
             clients_per_round=None,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 from alidpfl.dpsgd import RandomStream
-from alidpfl.federation.client import clipper_for
+from alidpfl.federation.client import batch_clipper_for
 from alidpfl.federation.params import flatten, load, unflatten
 from alidpfl.methods import Objective
 
@@ -21,7 +21,7 @@ class CanaryGradients:
     def __init__(self, objective: Objective) -> None:
         """Take the objective over: its weights are overwritten."""
         self._objective = objective
-        self._clipper = clipper_for(objective, "cpu")
+        self._clipper = batch_clipper_for(objective, "cpu")
         self.params = flatten(self._clipper.parameters)
         """The first weights."""
 

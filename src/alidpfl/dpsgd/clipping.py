@@ -13,12 +13,22 @@ from torch import Tensor, nn
 from alidpfl.dpsgd.conv import can_defer
 from alidpfl.dpsgd.filling import even_products, filled, filled_size, linear_layers, whole_size
 from alidpfl.dpsgd.gradients import Deferred, Storage, clip_factors, to_drop
-from alidpfl.dpsgd.guards import details_withheld, model_randomness
+from alidpfl.dpsgd.guards import details_withheld, full_precision, model_randomness
 from alidpfl.dpsgd.model_check import check_model, check_modes, trained_parameters
-from alidpfl.dpsgd.probe import NUM_PROBES, check_agreement, check_moved, made_up, no_buffer_changes, one_by_one, trial
+from alidpfl.dpsgd.probe import (
+    NUM_PROBES,
+    check_agreement,
+    check_moved,
+    made_up,
+    no_buffer_changes,
+    one_by_one,
+    other_weights,
+    trial,
+)
 from alidpfl.dpsgd.recording import Recording, find_units
 from alidpfl.dpsgd.relu_pool import join_relu_and_pool
 from alidpfl.errors import ConfigError, DataError
+from alidpfl.inputs import checks
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs (B, ...) and targets (B, ...) to one loss a sample, (B,)."""
@@ -125,10 +135,8 @@ class PerSampleClipper:
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
         if not callable(loss):
             raise ConfigError(f"loss={loss!r} must be a function of outputs and targets")
-        if not isinstance(microbatch_size, int) or microbatch_size < 1:
-            raise ConfigError(f"microbatch_size={microbatch_size} must be a whole number, at least 1")
-        if max_gradient_bytes < 0:
-            raise ConfigError(f"max_gradient_bytes={max_gradient_bytes} must not be negative")
+        checks.whole("microbatch_size", microbatch_size, low=1)
+        checks.whole("max_gradient_bytes", max_gradient_bytes)
         check_model(model)
         check_modes(model)
         self.model = model
@@ -175,9 +183,10 @@ class PerSampleClipper:
         self._check_unchanged()
         self._check_batch(inputs, targets)
         check_modes(self.model)
-        self._probe_once(inputs, targets)
-        with details_withheld(), model_randomness(seed, self._device), no_buffer_changes(self.model):
-            return self._sum_of_microbatches(inputs, targets, clip_norm)
+        with full_precision(self._device):
+            self._probe_once(inputs, targets)
+            with details_withheld(), model_randomness(seed, self._device), no_buffer_changes(self.model):
+                return self._sum_of_microbatches(inputs, targets, clip_norm)
 
     def _sum_of_microbatches(self, inputs: Tensor, targets: Tensor, clip_norm: float) -> ClippedSum:
         if len(inputs) == 0:
@@ -291,7 +300,7 @@ class PerSampleClipper:
         moved = 0.0
         for number in range(NUM_PROBES):
             x, y = made_up(inputs, number, num_tokens), made_up(targets, number)
-            with trial(self.model, x, y):
+            with trial(self.model, x, y), other_weights(self.model, number):
                 with torch.no_grad():
                     outputs = self.model(x)
                 # Whichever dimension holds the classes: labels below the smallest are labels of all.

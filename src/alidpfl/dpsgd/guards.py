@@ -1,7 +1,8 @@
-"""What surrounds every run of a model on private data: its own randomness, and errors that quote nothing."""
+"""What surrounds every run of a model on private data: precision, its own randomness, and errors that quote nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -25,6 +26,33 @@ def model_randomness(seed: int, device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.default_generator.set_state(before)
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Products in float32, whatever the process was told: neither autocast nor TensorFloat32, bfloat16 and the like.
+
+    With fewer digits a sample's gradient depends on who else is in the batch, and a clipped sum may exceed its bound.
+    """
+    changed = [(switch, found) for switch in _precisions(device) if (found := switch.fp32_precision) not in _FULL]
+    try:
+        for switch, _ in changed:
+            switch.fp32_precision = "ieee"
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for switch, found in changed:
+            switch.fp32_precision = found
+
+
+_FULL = ("ieee", "none")  # "none": as torch is by default, which is in full
+
+
+def _precisions(device: torch.device) -> list[Any]:
+    backends: Any = torch.backends
+    if device.type == "cuda":
+        return [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+    return [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def serves_convolution(channels_out: int) -> bool:
 def conv_gradients(shape: ConvShape, inputs: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     """Per-sample weight gradients (batch, rows, channels out) and their squared norms (batch,), all in NHWC."""
     _check_convolution(shape, inputs, grad_output)
-    weights = torch.empty(shape.batch, shape.rows, shape.channels_out)
+    weights = torch.empty(shape.batch, shape.rows, shape.channels_out, dtype=torch.float32)
     squared = torch.empty(shape.batch, dtype=torch.float64)
     fields = (ctypes.c_int64 * 12)(*shape)
     _loaded().function("conv")(fields, *(_pointer(tensor) for tensor in (inputs, grad_output, weights, squared)))
@@ -113,7 +113,7 @@ def conv_clipped_sum(
     """Norms over all parameters (batch,), and the clipped sum of weight gradients (rows, channels out)."""
     _check_convolution(shape, inputs, grad_output)
     _check_contiguous(other_squared_norms, torch.float64, shape.batch)
-    scratch, total = torch.empty(shape.rows, shape.channels_out), torch.zeros(shape.rows, shape.channels_out)
+    scratch, total = (make(shape.rows, shape.channels_out, dtype=torch.float32) for make in (torch.empty, torch.zeros))
     norms = torch.empty(shape.batch, dtype=torch.float64)
     fields = (ctypes.c_int64 * 12)(*shape)
     before, after = (inputs, grad_output, other_squared_norms), (scratch, total, norms)
@@ -133,7 +133,7 @@ def relu_pool(x: Tensor) -> tuple[Tensor, Tensor]:
     """ReLU and 2x2 max-pooling of x (B, H, W, C); also which entry of each window passed, for the backward pass."""
     batch, height, width, channels = x.shape
     _check_contiguous(x, torch.float32, x.numel())
-    out = torch.empty(batch, height // 2, width // 2, channels)
+    out = torch.empty(batch, height // 2, width // 2, channels, dtype=torch.float32)
     winner = torch.empty(out.shape, dtype=torch.uint8)
     fields = (ctypes.c_int64 * 4)(*x.shape)
     _loaded().function("relu_pool")(fields, _pointer(x), _pointer(out), _pointer(winner))
@@ -145,7 +145,7 @@ def relu_pool_backward(grad: Tensor, winner: Tensor, shape: tuple[int, ...]) -> 
     _check_contiguous(grad, torch.float32, winner.numel())
     _check_contiguous(winner, torch.uint8, shape[0] * (shape[1] // 2) * (shape[2] // 2) * shape[3])
     covered = shape[1] % 2 == 0 and shape[2] % 2 == 0  # else the last row or column is in no window
-    grad_x = (torch.empty if covered else torch.zeros)(shape)
+    grad_x = (torch.empty if covered else torch.zeros)(shape, dtype=torch.float32)
     fields = (ctypes.c_int64 * 4)(*shape)
     _loaded().function("relu_pool_backward")(fields, _pointer(grad), _pointer(winner), _pointer(grad_x))
     return grad_x
@@ -162,7 +162,8 @@ def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tenso
     features, width = weights.shape
     _check_rows(inputs, rows, features)
     _check_contiguous(weights, torch.float32, features * softmax_width(width))
-    scores, squared = torch.empty(len(rows), width), torch.empty(len(rows), dtype=torch.float64)
+    scores = torch.empty(len(rows), width, dtype=torch.float32)
+    squared = torch.empty(len(rows), dtype=torch.float64)
     shape = (ctypes.c_int64 * 3)(len(rows), features, width)
     _loaded().function("softmax_scores")(shape, *(_pointer(t) for t in (inputs, rows, weights, scores, squared)))
     return scores, squared
@@ -178,7 +179,8 @@ def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Te
     _check_contiguous(groups, torch.int64, len(rows))
     _check_contiguous(residuals, torch.float32, len(rows) * softmax_width(width))
     _check_contiguous(used, torch.bool, len(rows))
-    total, scratch = torch.zeros(inputs.shape[1], width, dtype=torch.float64), torch.empty(_SOFTMAX_FEATURES, width)
+    total = torch.zeros(inputs.shape[1], width, dtype=torch.float64)
+    scratch = torch.empty(_SOFTMAX_FEATURES, width, dtype=torch.float32)
     shape = (ctypes.c_int64 * 3)(len(rows), inputs.shape[1], width)
     arguments = (inputs, rows, groups, residuals, used, scratch, total)
     _loaded().function("softmax_gradient")(shape, *(_pointer(tensor) for tensor in arguments))

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.clipping import Loss, cross_entropy
-from alidpfl.dpsgd.guards import details_withheld, model_randomness
+from alidpfl.dpsgd.guards import details_withheld, full_precision, model_randomness
 from alidpfl.dpsgd.model_check import check_model, check_modes, trained_parameters
-from alidpfl.dpsgd.probe import NUM_PROBES, check_moved, made_up, no_buffer_changes, trial
+from alidpfl.dpsgd.probe import NUM_PROBES, check_moved, made_up, no_buffer_changes, other_weights, trial
 from alidpfl.dpsgd.softmax import is_softmax_regression
 from alidpfl.errors import ConfigError, DataError, UnsupportedModelError
 
 _SEEDS = 1 << 63
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class OneByOneClipper:
         for number in range(NUM_PROBES):
             num_tokens = min(embeddings, default=None)
             x, y = made_up(inputs, number, num_tokens), made_up(targets, number)
-            with trial(self.model, x, y), model_randomness(0, torch.device("cpu")):
+            with trial(self.model, x, y), other_weights(self.model, number), model_randomness(0, _CPU):
                 moved += float(self._remembers_nothing(x, y).abs().nan_to_num(posinf=0.0).max())
         check_moved(moved)
         self._is_tried = True
@@ -106,13 +107,17 @@ class OneByOneClipper:
         if not self._is_tried:
             self.rehearse(inputs, targets)
         pairs = zip(rows.tolist(), (rows if places is None else places).tolist(), strict=True)
-        with details_withheld(), model_randomness(seed, torch.device("cpu")), no_buffer_changes(self.model):
+        with details_withheld(), model_randomness(seed, _CPU), no_buffer_changes(self.model):
             for row, place in pairs:
                 torch.default_generator.manual_seed((seed + place) % _SEEDS)
                 # Copies, whose memory begins on a boundary: how a product rounds may depend on that too.
                 yield self._gradient(inputs[row : row + 1].clone(), targets[row : row + 1].clone())
 
     def _gradient(self, x: Tensor, y: Tensor) -> SampleGradient:
+        with full_precision(_CPU):
+            return self._gradient_in_full(x, y)
+
+    def _gradient_in_full(self, x: Tensor, y: Tensor) -> SampleGradient:
         if self._is_softmax:
             return _softmax_gradient(self.parameters["weight"].detach(), x[0], int(y[0]))
         with torch.enable_grad():

@@ -60,6 +60,27 @@ def no_buffer_changes(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def other_weights(model: nn.Module, number: int) -> Iterator[None]:
+    """In the second probe, weights a little off: what begins at zero hides whatever comes after it, until trained."""
+    if number != 1:
+        yield
+        return
+    kept = [(p, p.detach().clone()) for p in model.parameters() if p.is_floating_point()]
+    generator = torch.Generator("cpu").manual_seed(number)
+    try:
+        with torch.no_grad():
+            for parameter, values in kept:
+                size = float(values.square().mean().sqrt()) if values.numel() else 0.0
+                noise = torch.randn(values.shape, generator=generator, dtype=values.dtype, device="cpu")
+                parameter.add_(noise.to(values.device), alpha=0.1 * (size or 1.0))
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, values in kept:
+                parameter.copy_(values)
+
+
+@contextmanager
 def trial(model: nn.Module, inputs: Tensor, targets: Tensor) -> Iterator[None]:
     """Run a trial without dropout, turn torch's complaints into ours, and refuse a model that changes its buffers."""
     dropouts = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]

@@ -78,7 +78,7 @@ class RandomStream:
         The radius takes 63 bits, so that the tail reaches 9.4 standard deviations (32 bits would cut it at 6.7).
         """
         transform = native.box_muller if native.is_available() else _box_muller
-        out = torch.empty(count + count % 2, device="cpu")
+        out = torch.empty(count + count % 2, dtype=torch.float32, device="cpu")
         with self._lock:
             for chunk in out.split(2 * _CHUNK_PAIRS):
                 pairs = len(chunk) // 2

@@ -10,7 +10,7 @@ from alidpfl.dpsgd.gradients import clip_factors, squared_norms, to_drop
 from alidpfl.dpsgd.grid import Grid
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.dpsgd.step import add_noise
-from alidpfl.errors import ConfigError
+from alidpfl.inputs import checks
 from alidpfl.types import NoiseKind
 
 
@@ -41,8 +41,8 @@ def noised_total(
     """
     check_clip_norm(clip_norm)
     check_stream(random)
-    if not noise_multiplier > 0:
-        raise ConfigError(f"noise_multiplier={noise_multiplier} must be greater than 0: nothing leaves without noise")
+    rule = "must be finite and greater than 0: nothing leaves without noise"
+    checks.real("noise_multiplier", noise_multiplier, above=0, rule=rule)
     if noise == "grid":
         records = (vector.clone() for piece in vectors for vector in piece)  # in memory that begins on a boundary
         return Grid(clip_norm=clip_norm, noise_multiplier=noise_multiplier).noised_total(records, size, random)

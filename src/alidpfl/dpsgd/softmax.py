@@ -13,6 +13,7 @@ from alidpfl.dpsgd import native
 from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, check_clip_norm
 from alidpfl.dpsgd.filling import filled, filled_size
 from alidpfl.dpsgd.gradients import clip_factors, precise, squared_norms, to_drop
+from alidpfl.dpsgd.guards import full_precision
 from alidpfl.errors import ConfigError, DataError
 
 # Records of one group are added in float32, groups in double. Groups are of m neighbouring places among a client's
@@ -69,11 +70,12 @@ class SoftmaxClipper:
         clipped = _native_piece(inputs, weight) if is_native else _torch_piece(inputs, weight)
         total = torch.zeros(weight.shape, dtype=torch.float64)
         norms, losses = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0)]
-        for some_rows, some_places, labels in _split(places, _PLACES_AT_A_TIME, rows, places, targets):
-            gradient, found, loss = clipped(some_rows, some_places, labels, clip_norm * _MARGIN)
-            total += gradient
-            norms.append(found)
-            losses.append(loss)
+        with full_precision(weight.device):
+            for some_rows, some_places, labels in _split(places, _PLACES_AT_A_TIME, rows, places, targets):
+                gradient, found, loss = clipped(some_rows, some_places, labels, clip_norm * _MARGIN)
+                total += gradient
+                norms.append(found)
+                losses.append(loss)
         statistics = BatchStatistics(norms=torch.cat(norms), losses=torch.cat(losses))
         return ClippedSum(gradients={"weight": total}, statistics=statistics)
 
@@ -112,7 +114,7 @@ def _torch_piece(inputs: Tensor, weight: Tensor) -> _Piece:
 
 def _native_piece(inputs: Tensor, weight: Tensor) -> _Piece:
     classes, features = weight.shape
-    transposed = torch.zeros(features, native.softmax_width(classes))
+    transposed = torch.zeros(features, native.softmax_width(classes), dtype=torch.float32)
     transposed[:, :classes] = weight.t()
 
     def clipped(rows: Tensor, places: Tensor, targets: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor]:

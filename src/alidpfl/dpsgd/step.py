@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from numbers import Real
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from alidpfl.dpsgd.one_by_one import OneByOneClipper, SampleGradient
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.dpsgd.softmax import SoftmaxClipper
 from alidpfl.errors import ConfigError
+from alidpfl.inputs import checks
 
 _LEAST_NOISE = 1e-3  # as in the accounting: below, nothing is private
 _LEAST_SCALE = 1e-25  # float32 has no fine grid much below
@@ -41,25 +41,13 @@ class StepSettings:
     unsafe: frozenset[str] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
-        self._check_types()
+        self._check_unsafe()
         self._check_privacy()
-        for name in ("noise_multiplier", "learning_rate", "expected_batch_size"):
-            value = getattr(self, name)
-            if not math.isfinite(value):
-                raise ConfigError(f"{name}={value} must be finite")
-        if self.learning_rate <= 0:
-            raise ConfigError(f"learning_rate={self.learning_rate} must be greater than 0")
-        if self.expected_batch_size <= 0:
-            raise ConfigError(
-                f"expected_batch_size={self.expected_batch_size} must be greater than 0: "
-                "it is sample_rate x number of records"
-            )
+        checks.real("learning_rate", self.learning_rate, above=0, rule="must be finite and greater than 0")
+        rule = "must be finite and greater than 0: it is sample_rate x number of records"
+        checks.real("expected_batch_size", self.expected_batch_size, above=0, rule=rule)
 
-    def _check_types(self) -> None:
-        for name in ("clip_norm", "noise_multiplier", "learning_rate", "expected_batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise ConfigError(f"{name}={value!r} must be a number, not {type(value).__name__}")
+    def _check_unsafe(self) -> None:
         if isinstance(self.unsafe, str):
             raise ConfigError(f"unsafe={self.unsafe!r} must be a set of names: unsafe=frozenset({{{self.unsafe!r}}})")
         unknown = set(self.unsafe) - {NO_NOISE, NO_CLIPPING}
@@ -67,19 +55,19 @@ class StepSettings:
             raise ConfigError(f"unsafe={sorted(unknown)} is unknown; it may name {NO_NOISE!r} and {NO_CLIPPING!r}")
 
     def _check_privacy(self) -> None:
-        if not (self.noise_multiplier >= _LEAST_NOISE or (self.noise_multiplier == 0 and NO_NOISE in self.unsafe)):
-            raise ConfigError(
-                f"noise_multiplier={self.noise_multiplier} must be at least {_LEAST_NOISE:g}; for training "
-                f"without privacy pass 0 and unsafe={{{NO_NOISE!r}}}"
-            )
-        if not (self.clip_norm > 0 and (math.isfinite(self.clip_norm) or self._may_skip_clipping())):
-            raise ConfigError(
-                f"clip_norm={self.clip_norm} must be finite and greater than 0; for training without privacy pass inf, "
-                f"noise_multiplier=0 and unsafe={{{NO_NOISE!r}, {NO_CLIPPING!r}}}"
-            )
-
-    def _may_skip_clipping(self) -> bool:
-        return NO_CLIPPING in self.unsafe and self.noise_multiplier == 0
+        without_noise = self.noise_multiplier == 0 and NO_NOISE in self.unsafe
+        rule = (
+            f"must be finite and at least {_LEAST_NOISE:g}; for training without privacy pass 0 and "
+            f"unsafe={{{NO_NOISE!r}}}"
+        )
+        checks.real("noise_multiplier", self.noise_multiplier, low=0 if without_noise else _LEAST_NOISE, rule=rule)
+        if self.clip_norm == math.inf and without_noise and NO_CLIPPING in self.unsafe:
+            return
+        rule = (
+            "must be finite and greater than 0; for training without privacy pass inf, noise_multiplier=0 and "
+            f"unsafe={{{NO_NOISE!r}, {NO_CLIPPING!r}}}"
+        )
+        checks.real("clip_norm", self.clip_norm, above=0, rule=rule)
 
     @property
     def noise_scale(self) -> float:
@@ -154,6 +142,9 @@ def add_noise(gradients: dict[str, Tensor], scale: float, random: RandomStream) 
     """
     if scale == 0:
         return
+    for name, gradient in gradients.items():
+        if gradient.dtype not in (torch.float32, torch.float64):  # fewer digits round by more than the margin of C
+            raise ConfigError(f"{name} has a sum in {gradient.dtype}; sums must be float32 or float64")
     grid = noise_grid(scale)
     sizes = [gradient.numel() for gradient in gradients.values()]
     noise = random.normal(sum(sizes))

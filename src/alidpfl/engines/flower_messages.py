@@ -1,11 +1,13 @@
 """How our bytes travel in Flower's messages, and which numbers a vault's refusals have there. Imports no torch."""
 
+import secrets
+
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 
 from alidpfl.engines.nodes import Question
 from alidpfl.vault.refusals import RefusalCode
 
-_RECORD, _CONTENT = "alidpfl", "content"
+_RECORD, _CONTENT, _NONCE = "alidpfl", "content", "nonce"
 
 MESSAGE_TYPES: dict[Question, str] = {"info": MessageType.QUERY, "train": MessageType.TRAIN}
 
@@ -32,8 +34,12 @@ _NUMBERS = {name: number for number, name in _CODES.items()}
 
 
 def packed(content: bytes) -> RecordDict:
-    """What a message holds."""
-    return RecordDict({_RECORD: ConfigRecord({_CONTENT: content})})
+    """What a message holds.
+
+    Flower names a message by a hash of it, and takes an answer to that name from any registered node, in whatever
+    node's name. So the hash must not be guessed by those who get nearly the same message.
+    """
+    return RecordDict({_RECORD: ConfigRecord({_CONTENT: content, _NONCE: secrets.token_bytes(16)})})
 
 
 def unpacked(message: Message) -> bytes | None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from logging import INFO
 
+import httpx
 from flwr.app import Context, Message
 from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid, ServerApp
@@ -41,18 +42,18 @@ class GridLink:
         """Send to each node and collect until all have answered or `seconds` have passed."""
         end, waiting, answers = self._clock() + seconds, dict[str, NodeId](), dict[NodeId, bytes | Failure]()
         for node, content in contents.items():
-            sent = self._sent(question, node, content, seconds)
-            if sent is None:
+            if (taken := self._sent(question, node, content, seconds)) is None:
                 answers[node] = Failure(code="unsent", reason="the SuperLink did not take the message")
             else:
-                waiting[sent] = node
+                waiting[taken] = node
         pause = _FIRST_POLL
         while waiting and self._clock() < end:
             self._sleep(min(pause, max(0.0, end - self._clock())))
             pause = min(pause * _POLL_GROWTH, _LONGEST_POLL)
-            for reply in self._grid.pull_messages(list(waiting)):
-                if (answered := waiting.pop(reply.metadata.reply_to_message_id, None)) is not None:
-                    answers[answered] = _opened(reply)
+            for sent, node in list(waiting.items()):
+                if (answer := self._pulled(sent)) is not None:
+                    answers[node] = answer
+                    del waiting[sent]
         late = Failure(code="timeout", reason=f"no answer within {seconds:g} s")
         return {**answers, **dict.fromkeys(waiting.values(), late)}
 
@@ -70,6 +71,20 @@ class GridLink:
         )
         ids = list(self._grid.push_messages([message]))
         return ids[0] if ids and ids[0] else None
+
+    def _pulled(self, sent: str) -> bytes | Failure | None:
+        """The answer to the message with this id; None while there is none.
+
+        One at a time, and by the id that was asked for: Flower opens what a node has made, and what cannot be opened
+        must cost no other node its answer, nor may an answer say whose it is.
+        """
+        try:
+            replies = list(self._grid.pull_messages([sent]))
+            return _opened(replies[0]) if replies else None
+        except httpx.HTTPError:  # the SuperLink's, not the node's
+            raise
+        except Exception as error:
+            return Failure(code="malformed", reason=f"Flower cannot open the answer ({type(error).__name__})")
 
 
 class _OurErrorsInALine(logging.Filter):

@@ -171,10 +171,10 @@ class Loopback:
         """Until it answers."""
         self.wait_until(f"serve-{client}", lambda: _listens(self.vault_folder(client) / SOCKET))
 
-    def start_node(self, client: int, *, key: Path | None = None, trust: Sequence[str | Path] | None = None) -> None:
+    def start_node(self, client: int, *, trust: Sequence[str | Path] | None = None) -> None:
         """A SuperNode in front of a client's vault."""
         tls = ["--root-certificates", self.keys / AUTHORITY]
-        safe = [*tls, "--auth-supernode-private-key", key or self.keys / f"node_{client + 1}"]
+        safe = [*tls, "--auth-supernode-private-key", self.keys / f"node_{client + 1}"]
         settings = f'partition-id={client} vault-socket="{self.vault_folder(client) / SOCKET}"'
         command = ["flower-supernode", "--superlink", self.address, "--port", str(_free_port())]
         how = trust if trust is not None else (["--insecure"] if self._insecure else safe)

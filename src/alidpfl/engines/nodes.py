@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from alidpfl.errors import NodesMissingError, printable
+from alidpfl.types import Release
 
 NodeId: TypeAlias = int
 Question: TypeAlias = Literal["info", "train"]
@@ -16,6 +17,7 @@ Question: TypeAlias = Literal["info", "train"]
 MOST_RECORDS = 1 << 40
 _POLL_SECONDS = 0.5
 _LONGEST_REASON = 300
+_LONGEST_INTRODUCTION = 1 << 20  # bytes: 10,000 parameters with long names
 _SECONDS_TO_INTRODUCE = 90.0  # the node's process starts, and its vault may still be loading
 
 
@@ -54,13 +56,13 @@ class _Told(BaseModel):
 class _Terms(_Told):
     sample_rate: float
     min_noise_multiplier: float
-    release: Literal["step", "update"]
+    release: Release
 
 
 class _Limits(_Told):
     min_clip_norm: float
     max_clip_norm: float
-    max_steps_per_round: int = Field(ge=1)
+    max_steps_per_round: int = Field(ge=1, le=1_000_000)
 
 
 class VaultInfo(_Told):
@@ -142,6 +144,8 @@ def gather(
 def _introduced(node: NodeId, answer: bytes | Failure) -> Node | Failure:
     if isinstance(answer, Failure):
         return answer
+    if len(answer) > _LONGEST_INTRODUCTION:
+        return Failure(code="too-large", reason=f"it introduced itself in {len(answer)} bytes")
     try:
         told = Introduction.model_validate_json(answer)
     except ValidationError as error:
@@ -151,19 +155,31 @@ def _introduced(node: NodeId, answer: bytes | Failure) -> Node | Failure:
 
 
 def numbered(nodes: Sequence[Node], tell: Callable[[str], None]) -> list[Node]:
-    """In the order of the clients: by partition where the owner gave one, else by node id. A vault counts once."""
+    """In the order of the clients: by partition where the owner gave one, else by node id.
+
+    A vault's name is its node's word: where several say that they have the same, nobody knows whose it is, and all are
+    left out.
+    """
     ordered = sorted(nodes, key=lambda node: (node.partition is None, node.partition or 0, node.node))
-    seen: dict[str, NodeId] = {}
+    having: dict[str, list[NodeId]] = {}
     for node in ordered:
-        if (first := seen.setdefault(node.info.vault, node.node)) != node.node:
-            tell(f"node {node.node} is left out: node {first} has the same vault, {node.info.vault!r}")
-    return [node for node in ordered if seen[node.info.vault] == node.node]
+        having.setdefault(node.info.vault, []).append(node.node)
+    for vault, several in having.items():
+        if len(several) > 1:
+            told = ", ".join(map(str, several))
+            tell(f"nodes {told} are left out: they say that they have the same vault, {vault!r}; stop all but its own")
+    return [node for node in ordered if len(having[node.info.vault]) == 1]
 
 
 def found_again(members: Sequence[Member], nodes: Mapping[NodeId, Node]) -> list[Member]:
-    """The same clients for a run that goes on: by node id, and a node with a new id by the name of its vault."""
+    """The same clients for a run that goes on: by node id, and a node with a new id by the name of its vault.
+
+    Of several new nodes with one name, none: see `numbered`.
+    """
     taken = {member.node for member in members} & nodes.keys()
-    by_vault = {node.info.vault: node.node for node in nodes.values() if node.node not in taken}
+    new = [node for node in nodes.values() if node.node not in taken]
+    names = Counter(node.info.vault for node in new)
+    by_vault = {node.info.vault: node.node for node in new if names[node.info.vault] == 1}
     return [
         member if member.node in taken else replace(member, node=by_vault.get(member.vault, member.node))
         for member in members

@@ -23,7 +23,9 @@ from alidpfl.dpsgd import (
     is_softmax_regression,
     poisson_sample,
 )
+from alidpfl.dpsgd.clipping import SAFETY
 from alidpfl.dpsgd.rounded_gaussian import thresholds
+from alidpfl.dpsgd.step import NO_CLIPPING, NO_NOISE
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation.params import flatten, load
 from alidpfl.federation.process import steady_arithmetic
@@ -32,7 +34,7 @@ from alidpfl.federation.secants import Noise, secant, squared_norm, total
 from alidpfl.methods.objective import Objective
 from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, Release, SecantSums
 
-_NOT_PRIVATE = frozenset({"no-noise", "no-clipping"})
+_NOT_PRIVATE = frozenset({NO_NOISE, NO_CLIPPING})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +133,10 @@ def _clipper_for(objective: Objective, device: str, noise: NoiseKind) -> Clipper
     """On a grid, records one by one; otherwise batches."""
     if noise == "grid":
         return OneByOneClipper(objective.model.to(device), loss=objective.loss)
-    return clipper_for(objective, device)
+    return batch_clipper_for(objective, device)
 
 
-def clipper_for(objective: Objective, device: str) -> Clipper:
+def batch_clipper_for(objective: Objective, device: str) -> Clipper:
     """What the steps of a client clip with: softmax regression has a closed form, all else goes layer by layer."""
     model = objective.model.to(device)
     if objective.loss is cross_entropy and is_softmax_regression(model):
@@ -167,7 +169,7 @@ def _noised_update(before: Tensor, after: Tensor, plan: ClientPlan, random: Rand
     if not math.isfinite(norm):  # dropped as a whole, and the noise still goes out
         update = update.new_zeros(update.shape)
     elif norm > 0:
-        update *= min(1.0, plan.clip_norm * (1 - 1e-6) / norm)
+        update *= min(1.0, plan.clip_norm * SAFETY / norm)
     released = {"update": update}
     add_noise(released, 2 * plan.clip_norm * plan.noise_multiplier, random)
     return before + released["update"]

@@ -3,6 +3,10 @@
 With τ = 1 there are no two gradients of a client in a round. But a mean update divided by its step sizes is a mean of
 noised gradients, so two rounds give a secant as well, from what the server has anyway, with the noise of all clients
 averaged. Everything here is post-processing.
+
+With τ > 1 such a secant is too small, by up to a factor of τ: later steps of a round see the noise of earlier ones, and
+undo a part of it, which the formula of secants.py takes for curvature that is not there. On a quadratic of curvature
+0.05 driven by noise: 0.027 at τ = 2, 0.009 at τ = 5. Pooled with those of ten clients that is 6 % less; of one, half.
 """
 
 from collections.abc import Mapping, Sequence

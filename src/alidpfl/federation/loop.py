@@ -93,6 +93,7 @@ class Training:
         self.stop_reason = self._reason_to_stop()
         record = self._evaluated(record)
         self._count_time(self._clock() - started)
+        self.stop_reason = self._reason_to_stop()
         return record
 
     def next_plans(self) -> list[ClientPlan] | None:
@@ -197,7 +198,6 @@ class Training:
         self.progress = replace(
             before, seconds=before.seconds + seconds, slowest_round=max(before.slowest_round, seconds)
         )
-        self.stop_reason = self._reason_to_stop()
 
     def _record(
         self,

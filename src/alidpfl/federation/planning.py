@@ -8,12 +8,12 @@ import numpy as np
 
 from alidpfl.errors import ConfigError
 from alidpfl.federation.progress import Progress
-from alidpfl.federation.settings import UNACCOUNTED_SIGNALS, FederationSettings
+from alidpfl.federation.settings import FederationSettings
 from alidpfl.inputs import checks
 from alidpfl.methods import Method
 from alidpfl.policies import Decision, Policy, Situation, learning_rate
 from alidpfl.privacy import Ledger
-from alidpfl.types import ClientId, ClientPlan, Signal, StopReason
+from alidpfl.types import UNACCOUNTED_SIGNALS, ClientId, ClientPlan, Signal, StopReason
 
 BYTES_PER_NUMBER = 4
 _COHORT, _FAILURES = 1, 2  # so that the draws of one kind do not repeat those of another
@@ -95,7 +95,7 @@ class RoundPlanner:
         cohort = self.cohort(progress.round, observed.method_state)
         situation = self._situation(progress, observed, cohort)
         decision = self._held_to_limits(self._decision(situation), cohort, observed.method_state)
-        rates = self._learning_rates(progress, situation.max_steps, decision.local_steps)
+        rates = self._learning_rates(situation, decision.local_steps)
         return decision, [self._client_plan(client, progress.round, rates, observed) for client in cohort]
 
     def _decision(self, situation: Situation) -> Decision:
@@ -137,22 +137,23 @@ class RoundPlanner:
     def _situation(self, progress: Progress, observed: Observed, cohort: Sequence[ClientId]) -> Situation:
         settings = self._settings
         numbers = [self._method.numbers(observed.method_state, client) for client in cohort]
+        max_rounds = self._rounds_possible(progress)
+        max_steps = progress.local_steps + self._steps_left(progress, observed.method_state, cohort)
+        used = max(progress.round / max_rounds, progress.local_steps / max_steps)
         return Situation(
             round=progress.round,
-            max_rounds=self._rounds_possible(progress),
-            max_steps=progress.local_steps + self._steps_left(progress, observed.method_state, cohort),
+            max_rounds=max_rounds,
+            max_steps=max_steps,
             steps_spent=progress.local_steps,
             previous_steps=progress.previous_steps,
             num_params=self._num_params,
             clip_norm=sum(n.clip_norm for n in numbers) / len(numbers),
             noise_multiplier=numbers[0].noise_multiplier,
             sample_rate=settings.sample_rate,
-            learning_rate=learning_rate(
-                settings.schedule, settings.learning_rate, progress.round / settings.max_rounds
-            ),
+            learning_rate=learning_rate(settings.schedule, settings.learning_rate, used),
             expected_batch_size=settings.sample_rate * self._smallest,
             weight_concentration=self._concentration,
-            heterogeneity=settings.heterogeneity,
+            heterogeneity=settings.heterogeneity if len(self._sizes) > 1 else 0.0,  # one client differs from none
             curvature=observed.curvature,
             raw_curvature=observed.raw_curvature,
             raw_heterogeneity=observed.raw_heterogeneity,
@@ -161,6 +162,7 @@ class RoundPlanner:
     def _held_to_limits(self, decision: Decision, cohort: Sequence[ClientId], state: Mapping[str, Any]) -> Decision:
         """τ that at least one of the round's clients can pay for, and would run."""
         steps = min(decision.local_steps, self._settings.max_local_steps or decision.local_steps)
+        steps = min(steps, max(self._settings.client_limits.get(client, steps) for client in cohort))
         if self._method.release == "step":
             steps = min(steps, max(self._affordable(client, state) for client in cohort))
         return replace(decision, local_steps=steps)
@@ -190,13 +192,13 @@ class RoundPlanner:
             possible = min(possible, progress.round + int(left))
         return int(max(possible, progress.round + 1))
 
-    def _learning_rates(self, progress: Progress, max_steps: int, local_steps: int) -> tuple[float, ...]:
+    def _learning_rates(self, situation: Situation, local_steps: int) -> tuple[float, ...]:
         """η of each step of the round: progress is the share used up of the scarcer budget, steps or rounds."""
         settings = self._settings
 
         def used(step: int) -> float:
-            by_rounds = (progress.round + step / local_steps) / settings.max_rounds
-            by_steps = (progress.local_steps + step) / max_steps
+            by_rounds = (situation.round + step / local_steps) / situation.max_rounds
+            by_steps = (situation.steps_spent + step) / situation.max_steps
             return min(1.0, max(by_rounds, by_steps))
 
         return tuple(learning_rate(settings.schedule, settings.learning_rate, used(j)) for j in range(local_steps))
@@ -205,6 +207,7 @@ class RoundPlanner:
         self, client: ClientId, round_number: int, rates: tuple[float, ...], observed: Observed
     ) -> ClientPlan:
         numbers = self._method.numbers(observed.method_state, client)
+        rates = rates[: self._settings.client_limits.get(client)]
         if self._method.release == "step":  # each client's own account has the last word
             rates = rates[: self._affordable(client, observed.method_state)]
         return ClientPlan(

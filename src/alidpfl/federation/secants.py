@@ -8,7 +8,9 @@ first gradient, w' − w = −c g̃ + ..., so that the noise does not average ou
 
 n is the noise that was added, whose s² is public, and the sampling of the batch, of which a bound is: each record moves
 a gradient by at most C/B, so that E‖sampling‖² <= (1 − q) q n (C/B)² = (1 − q) C²/B. Taking the bound off can only make
-the curvature too small, never pass sampling off as curvature.
+the curvature too small on average. The variance above is of the added noise alone: where sampling is large beside it,
+three standard deviations are fewer, and with losses that are linear, whose curvature is 0, a tenth of rounds passed
+for resolved (models of 610 and 7,850 parameters, batches of 100 to 500; none at 7,850 and 90).
 """
 
 from dataclasses import dataclass

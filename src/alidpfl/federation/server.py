@@ -41,8 +41,9 @@ class ServerSettings:
         checks.real("weight_exponent", self.weight_exponent, low=0, high=2, rule="must be in [0, 2]")
 
     def least_updates(self, num_clients: int) -> int:
-        """How many updates of a round of `num_clients` make a quorum."""
-        return max(1, math.ceil(self.quorum * num_clients))
+        """How many updates of a round of `num_clients` make a quorum: also so many that none exceeds the cap."""
+        for_the_cap = min(math.ceil(1 / self.max_client_weight), num_clients)
+        return max(math.ceil(self.quorum * num_clients), for_the_cap)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,16 @@
 """The numbers of a federation, and what the loop asks of an engine."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
-from alidpfl.types import ClientPlan, ClientUpdate
+from alidpfl.types import UNACCOUNTED_SIGNALS, ClientId, ClientPlan, ClientUpdate
 
 _LARGEST_RATE = 1e6
-
-UNACCOUNTED_SIGNALS = "unaccounted-signals"
 
 Part: TypeAlias = Literal["test", "validation"]
 
@@ -30,7 +28,9 @@ class FederationSettings:
     schedule: str = "constant"
     """How η falls: constant, late_decay, linear or cosine."""
     max_local_steps: int | None = None
-    """The most steps of a round that anybody would run; None for no such limit."""
+    """The most steps of a round; None for no such limit."""
+    client_limits: Mapping[ClientId, int] = field(default_factory=dict)
+    """The most steps of a round that a client would run, of those that say so: nobody's plan follows another's word."""
     clients_per_round: int | None = None
     """How many take part in a round, drawn at random; None for all."""
     heterogeneity: float = 1.0

@@ -78,7 +78,7 @@ def _situation(wishes: Wishes, mechanism: Mechanism, number: int, spent: int, pr
         learning_rate=wishes.learning_rate,
         expected_batch_size=mechanism.sample_rate * wishes.client_size,
         weight_concentration=1 / wishes.clients,
-        heterogeneity=wishes.heterogeneity,
+        heterogeneity=wishes.gamma,
         # Nothing is measured before the first round.
         curvature=wishes.curvature if number > 0 else None,
         raw_curvature=(wishes.curvature or TYPICAL_CURVATURE) if number > 0 else None,

@@ -43,7 +43,7 @@ def make_curves(wishes: Wishes, mechanism: Mechanism, max_steps: dict[str, int])
         best_steps={name: steps if math.isfinite(steps) else None for name, steps in best.items()},
         assumed=(
             f"L = {curvature:g}, μ = L/{1 / CONVEXITY_SHARE:.0f}, η = {rate:.3g} (what bound (B) allows), "
-            f"Γ = {wishes.heterogeneity:g}, ‖w₀ − w*‖ = C/μ"
+            f"Γ = {wishes.gamma:g}, ‖w₀ − w*‖ = C/μ"
         ),
     )
 
@@ -66,7 +66,7 @@ def _bounds(
     problem = _problem(wishes, mechanism, curvature, rate)
     paper = paper_bound(
         curvature=curvature,
-        heterogeneity=wishes.heterogeneity,
+        heterogeneity=wishes.gamma,
         clip_norm=wishes.clip_norm,
         noise_power=problem.noise_power,
         total_steps=mechanism.max_steps,
@@ -99,7 +99,7 @@ def _problem(wishes: Wishes, mechanism: Mechanism, curvature: float, rate: float
         batch_size=batch,
         weight_concentration=1 / wishes.clients,
         initial_distance=wishes.clip_norm / convexity,
-        dissimilarity=min(wishes.clip_norm, math.sqrt(2 * curvature * wishes.heterogeneity)),
+        dissimilarity=min(wishes.clip_norm, math.sqrt(2 * curvature * wishes.gamma)),
     )
 
 

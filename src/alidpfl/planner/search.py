@@ -12,18 +12,20 @@ shared by more records, towards the limit n · μ/√(Nd) of one release with th
 costs is compute: q·T passes over the data. Fewer steps with larger batches win at equal compute, down to the fewest
 with which a model can get anywhere (`Wishes.min_steps`): τ is then the smallest that makes so many in R_s rounds.
 
-The closed form of Gaussian DP proposes the settings, the accountant then computes the noise of each that is kept.
+The closed form of Gaussian DP proposes the settings, the accountant then computes the noise of each that is kept. Where
+σ is decided, the accountant computes the steps of every q instead: the closed form is far too hopeful at little noise.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.planner.wishes import Wishes
 from alidpfl.policies import noise_power
 from alidpfl.privacy import MAX_STEPS, max_steps, noise_multiplier_bound, noise_multiplier_for
-from alidpfl.privacy.gaussian_dp import limiting_noise, limiting_steps
+from alidpfl.privacy.gaussian_dp import limiting_noise
 
 NEAR_ENOUGH = 0.97
 """Where no compute limit is given, the recommended setting is the cheapest with this share of the best signal-to-noise:
@@ -31,6 +33,7 @@ beyond, compute doubles for a per cent or two."""
 
 _MANTISSAS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_A_LITTLE_MORE = 1 + 1e-9  # what is at a limit but for rounding is within it
 _SHOWN = 12
 """Settings whose noise is computed: each takes the accountant half a second."""
 _TOO_NOISY, _HARDLY_LESS, _HARDLY_LESS_OF_LIMIT = 0.25, 0.99, 0.999
@@ -67,6 +70,8 @@ def pareto_front(wishes: Wishes, rounds: int, on_progress: Callable[[float], Non
 
     Their noise is safe: never less than the accountant asks for, and at most 1 % more.
     """
+    if wishes.noise_multiplier is not None:
+        return _front_at(wishes.noise_multiplier, wishes, rounds, on_progress)
     proposed = _proposals(wishes, rounds)
     if not proposed:
         raise ConfigError(_nothing_fits(wishes, rounds))
@@ -132,33 +137,66 @@ def _proposals(wishes: Wishes, rounds: int) -> list[Setting]:
     found: list[Setting] = []
     fewest = math.ceil(wishes.min_steps / rounds)
     for rate in _rates(wishes):
-        if wishes.noise_multiplier is not None:  # then the budget says how many steps there are, and all are used
-            steps = min(int(limiting_steps(wishes.budget, rate, wishes.noise_multiplier)), MAX_STEPS)
-            if steps > 0:
-                found.append(made_setting(wishes, rate, wishes.noise_multiplier, rounds, steps))
-            continue
         for multiple in _MULTIPLES:
             steps = multiple * fewest * rounds
             if steps <= MAX_STEPS:
                 noise = limiting_noise(wishes.budget, rate, steps)
                 found.append(made_setting(wishes, rate, noise, rounds, steps))
-    within = [setting for setting in found if setting.epochs <= (wishes.max_epochs or math.inf) * (1 + 1e-9)]
-    return [setting for setting in within if setting.steps >= wishes.min_steps] or within
+    return [setting for setting in found if setting.epochs <= (wishes.max_epochs or math.inf) * _A_LITTLE_MORE]
 
 
 def _accounted(wishes: Wishes, rounds: int, setting: Setting) -> Setting:
-    """The setting as the accountant sees it; BudgetExceededError where not one step is paid for."""
-    rate, steps, noise = setting.sample_rate, setting.steps, wishes.noise_multiplier
-    if noise is None:
-        noise = noise_multiplier_bound(wishes.budget, rate, steps, accountant=wishes.accountant)
-    else:
-        steps = max_steps(wishes.budget, rate, noise, accountant=wishes.accountant)
-        if wishes.max_epochs is not None:
-            steps = max(1, min(steps, int(wishes.max_epochs / rate)))
+    """The setting with the accountant's noise; BudgetExceededError where no noise would do."""
+    rate, steps = setting.sample_rate, setting.steps
+    noise = noise_multiplier_bound(wishes.budget, rate, steps, accountant=wishes.accountant)
     return made_setting(wishes, rate, noise, rounds, steps)
 
 
-def _rates(wishes: Wishes) -> Iterable[float]:
+def _front_at(noise: float, wishes: Wishes, rounds: int, on_progress: Callable[[float], None] | None) -> list[Setting]:
+    """The front at a decided σ: some rates of the whole range, then all that are near the best of them."""
+    rates = _rates(wishes)
+    stride = math.ceil(len(rates) / _SHOWN)
+    coarse, most = range(0, len(rates), stride), len(rates) // stride + 2 * stride
+    found: dict[int, Setting] = {}
+
+    def look(places: Iterable[int]) -> list[Setting]:
+        for place in places:
+            if on_progress is not None:
+                on_progress(min(len(found) / most, 1.0))
+            with suppress(BudgetExceededError):  # not one step at this rate
+                found[place] = _used_up(wishes, rates[place], noise, rounds)
+        within = [setting for setting in found.values() if setting.steps > 0]
+        return [setting for setting in within if setting.steps >= wishes.min_steps] or within
+
+    within = look(coarse)
+    if not within:
+        raise ConfigError(_nothing_fits_at(noise, wishes, found.values()))
+    best = rates.index(best_of(wishes, within).sample_rate)
+    near = range(max(0, best - stride), min(len(rates), best + stride))
+    return _undominated(look(place for place in near if place not in coarse))
+
+
+def _used_up(wishes: Wishes, rate: float, noise: float, rounds: int) -> Setting:
+    """All steps that the budget pays for within the compute limit, which may be none."""
+    steps = max_steps(wishes.budget, rate, noise, accountant=wishes.accountant)
+    allowed = int(wishes.max_epochs * _A_LITTLE_MORE / rate) if wishes.max_epochs is not None else steps
+    return made_setting(wishes, rate, noise, rounds, min(steps, allowed))
+
+
+def _nothing_fits_at(noise: float, wishes: Wishes, paid: Iterable[Setting]) -> str:
+    least = min((setting.sample_rate for setting in paid), default=None)
+    if least is None:
+        return (
+            f"noise_multiplier={noise:g} is too little for one step at any sampling rate within "
+            f"epsilon={wishes.epsilon:g}; leave it out, and the planner finds one"
+        )
+    return (
+        f"max_epochs={wishes.max_epochs:g} is less than any setting needs: possible from {least:.3g} epochs on, "
+        "which is one step"
+    )
+
+
+def _rates(wishes: Wishes) -> list[float]:
     """The q that is decided, or round numbers from one expected record a batch up to all of them."""
     if wishes.sample_rate is not None:
         return [wishes.sample_rate]
@@ -191,12 +229,7 @@ def _thinned(front: Sequence[Setting], hardly_less: float) -> list[Setting]:
 
 def _nothing_fits(wishes: Wishes, rounds: int) -> str:
     unlimited = replace(wishes, max_epochs=None)
-    if not (possible := _proposals(unlimited, rounds)):
-        return (
-            f"noise_multiplier={wishes.noise_multiplier:g} is too little for one step at any sampling rate within "
-            f"epsilon={wishes.epsilon:g}; leave it out, and the planner finds one"
-        )
-    least = min(possible, key=lambda setting: setting.epochs)
+    least = min(_proposals(unlimited, rounds), key=lambda setting: setting.epochs)
     return (
         f"max_epochs={wishes.max_epochs:g} is less than any setting needs: possible from {least.epochs:.3g} epochs on "
         f"(q = {least.sample_rate:g}, {least.steps} steps), or with fewer rounds or min_steps"

@@ -83,6 +83,11 @@ class Wishes:
         return PrivacyBudget(epsilon=self.epsilon, delta=self.delta)
 
     @property
+    def gamma(self) -> float:
+        """Γ: one client differs from none."""
+        return self.heterogeneity if self.clients > 1 else 0.0
+
+    @property
     def client_size(self) -> float:
         """Records of the smallest client, on whose batch Lemma 2 looks."""
         return float(self.smallest_client or self.samples / self.clients)

@@ -18,7 +18,7 @@ from typing import Any
 from alidpfl.types import SecantSums
 
 SMOOTHING = 0.9
-"""Weight of the past in the moving averages: about ten rounds of memory."""
+"""Weight of the past in the moving averages: about ten observations of memory, of which a round has up to two."""
 
 RESOLUTION = 3.0
 """z: standard deviations of its own noise by which the signal must stand out to be believed."""

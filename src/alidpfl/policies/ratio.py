@@ -1,5 +1,6 @@
 """The even pace: both budgets end together."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,9 +18,13 @@ class Ratio:
 
     def decide(self, situation: Situation) -> Decision:
         """The even pace of this round."""
-        return fall_back("ratio", situation)
+        return Decision(local_steps=even_steps(situation), why="ratio")
 
 
 def fall_back(why: str, situation: Situation, *, curvature: float | None = None) -> Decision:
-    """The even pace, for a policy that cannot do better now and says why."""
-    return Decision(local_steps=even_steps(situation), why=why, curvature=curvature)
+    """The even pace, for a policy that cannot do better now and says why.
+
+    Never above R_c/R_s: what earlier rounds saved, for good reasons, is not spent at once by one that has none.
+    """
+    steps = min(even_steps(situation), math.ceil(situation.max_steps / situation.max_rounds))
+    return Decision(local_steps=steps, why=why, curvature=curvature)

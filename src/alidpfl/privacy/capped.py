@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from alidpfl.privacy.ledger import ClientId, Ledger
+from alidpfl.privacy.ledger import Ledger
+from alidpfl.types import ClientId
 
 
 class CappedLedger:

@@ -49,16 +49,6 @@ def limiting_noise(budget: PrivacyBudget, sample_rate: float, steps: float) -> f
     return 1 / math.sqrt(math.log1p((gaussian_parameter(budget) / sample_rate) ** 2 / steps))
 
 
-def limiting_steps(budget: PrivacyBudget, sample_rate: float, noise_multiplier: float) -> float:
-    """T at which q √(T (e^{1/σ²} − 1)) = μ: about what the budget pays for; 0 where σ is far too small.
-
-    >>> round(limiting_steps(PrivacyBudget(epsilon=2.0, delta=1e-5), 0.25, 6.3))
-    158
-    """
-    exponent = 1 / noise_multiplier**2
-    return 0.0 if exponent > 700 else (gaussian_parameter(budget) / sample_rate) ** 2 / math.expm1(exponent)  # noqa: PLR2004
-
-
 def _normal(x: float) -> float:
     """Φ."""
     return math.erfc(-x / math.sqrt(2)) / 2

@@ -14,8 +14,7 @@ from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps, no_ste
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.filter import RdpFilter
 from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian, merged
-
-ClientId = int
+from alidpfl.types import ClientId
 
 
 class Ledger(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.lookup import named
+from alidpfl.privacy import ACCOUNTANTS
 from alidpfl.runs import Config, load_config
 
 MOST_SEEDS = 10
@@ -150,16 +152,17 @@ def cells(
     _check_choice("dataset", datasets, grid.datasets)
     _check_choice("method", methods, [method.name for method in grid.methods])
     _check_choice("column", columns, [column.name for column in grid.columns])
-    _check_choice("accountant", accountants, ["rdp-paper", "rdp", "pld"])
-    for seed in range(grid.first_seed, grid.first_seed + seeds):
-        for dataset in datasets or grid.datasets:
-            for column in grid.columns:
-                for method in grid.methods:
-                    if (columns and column.name not in columns) or (methods and method.name not in methods):
-                        continue
-                    for accountant in method.accountants or grid.accountants:
-                        if not accountants or accountant in accountants:
-                            yield _cell(grid, column, method, dataset=dataset, accountant=accountant, seed=seed)
+    _check_choice("accountant", accountants, ACCOUNTANTS)
+    wanted = product(
+        range(grid.first_seed, grid.first_seed + seeds),
+        datasets or grid.datasets,
+        [column for column in grid.columns if not columns or column.name in columns],
+        [method for method in grid.methods if not methods or method.name in methods],
+    )
+    for seed, dataset, column, method in wanted:
+        for accountant in method.accountants or grid.accountants:
+            if not accountants or accountant in accountants:
+                yield _cell(grid, column, method, dataset=dataset, accountant=accountant, seed=seed)
 
 
 def _cell(grid: Grid, column: Column, method: Method, *, dataset: str, accountant: str, seed: int) -> Cell:

@@ -8,7 +8,7 @@ from typing import Any
 
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.reproduction.grid import NAMES, SEARCH, Cell, Grid, cells, load_grid
-from alidpfl.reproduction.results import Result, Results
+from alidpfl.reproduction.results import STORE, Result, Results, lines_of
 from alidpfl.reproduction.tables import Entry, Table, rows_by_dataset, shown, table_so_far
 from alidpfl.store.files import parse_json, read_bytes
 from alidpfl.views.report_page import ResultChart, ResultReport, ResultTable
@@ -21,19 +21,19 @@ ADAPTIVE = ("ali_dpfl", "ours:ali")
 _DRAWN = (
     "Drawn from the runs of the tables above: means over the seeds there are; curves over rounds are of the first seed."
 )
-_STORE, _BEST = "results.sqlite", "best.jsonl"
+_BEST = "best.jsonl"
 _NUMBERS = ("accuracy", "paper", "epsilon_allowed", "epsilon")  # of a line of the latter
 
 
 def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
     """Everything that a folder of `reproduce` holds of the grids that ship and of `own`; what is left out is named."""
     grids = [*own, *map(load_grid, NAMES)]
-    lines = {grid.name: folder / f"{grid.name}.jsonl" for grid in grids}
-    if not any(path.is_file() for path in (*lines.values(), folder / _STORE)):
+    lines = {grid.name: lines_of(grid.name, folder) for grid in grids}
+    if not any(path.is_file() for path in (*lines.values(), folder / STORE)):
         raise ConfigError(
             f"{folder} is neither a run nor a folder of results; give a folder with config.toml or *.jsonl"
         )
-    results = Results(folder / _STORE)
+    results = Results(folder / STORE)
     made, charts, caveats = [], [], ["All of it is simulated on one machine, with seeded noise."]
     for path in lines.values():
         results.read_lines(path)
@@ -48,7 +48,7 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
         raise ConfigError(
             f"{folder} has no result of the grids that ship; of one of your own: alidpfl report {folder} mine.toml"
         )
-    shown_files = {*(path.name for path in lines.values()), _STORE, _BEST}
+    shown_files = {*(path.name for path in lines.values()), STORE, _BEST}
     rest = sorted(path.name for path in folder.iterdir() if path.name not in shown_files)
     if rest:
         caveats.append(f"Also in {folder.name}, and not shown here: {', '.join(rest)}.")

@@ -17,6 +17,15 @@ from alidpfl.store.files import parse_json, read_bytes, write_atomically
 _SCHEMA = "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, result TEXT NOT NULL)"
 
 
+STORE = "results.sqlite"
+"""In a folder of results; the same as JSON lines beside it, by grid, is what a repository keeps."""
+
+
+def lines_of(grid: str, folder: Path) -> Path:
+    """Where `folder` has the JSON lines of the grid of this name."""
+    return folder / f"{grid}.jsonl"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What a run gave."""

@@ -1,7 +1,6 @@
 """Run what a grid lacks: one process a job, each in a directory from which it goes on after kill -9."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from alidpfl._version import __version__
 from alidpfl.data.directories import find
 from alidpfl.data.sources import SOURCES
+from alidpfl.engines.simulation import default_processes
 from alidpfl.errors import ConfigError
 from alidpfl.reproduction.grid import Cell
 from alidpfl.reproduction.results import Result, Results
@@ -67,7 +67,7 @@ def reproduce(
     _check_data(pending)
     tally = Tally(total=len({cell.key for cell in cells}), stored=len({cell.key for cell in cells}) - len(pending))
     started = time.monotonic()
-    with rounds_folder(work) as rounds, _Jobs(work, rounds, processes=max(1, _cores() // jobs)) as running:
+    with rounds_folder(work) as rounds, _Jobs(work, rounds, processes=max(1, default_processes() // jobs)) as running:
         while pending or running.cells:
             tally.seconds = time.monotonic() - started
             if limit is not None and tally.seconds >= limit:
@@ -90,7 +90,7 @@ def run_cell(settings: Sequence[str], directory: Path, rounds: Path) -> Outcome:
     """In a job's own process: begin, or go on. `rounds` holds what cells have in common."""
     config = load_config(overrides=list(settings))
     preparation = partial(simulated, around=lambda engine: SharedRounds(engine, config, rounds))
-    if (directory / "config.toml").exists():
+    if RunDirectory.is_run(directory):
         return resume(directory, preparation=preparation)
     return execute(config, directory, preparation=preparation)
 
@@ -118,10 +118,6 @@ def _taken(pending: list[Cell], running: Sequence[Cell]) -> Cell:
     busy = {cell.kin for cell in running}
     place = next((place for place, cell in enumerate(pending) if cell.kin not in busy), 0)
     return pending.pop(place)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def _collected(cell: Cell, directory: Path) -> Result:

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -39,20 +39,14 @@ def rounds_folder(work: Path) -> Iterator[Path]:
     """
     work.mkdir(parents=True, exist_ok=True)
     for left in work.glob(f"{_PREFIX}*"):
-        with suppress(ConfigError), _held(left):  # one that somebody holds is in use
+        with suppress(ConfigError), exclusive_lock(left / _LOCK, owner_of=left):  # one that somebody holds is in use
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(mkdtemp(prefix=_PREFIX, dir=work))
     try:
-        with _held(folder):
+        with exclusive_lock(folder / _LOCK, owner_of=folder):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _held(folder: Path) -> ExitStack:
-    stack = ExitStack()
-    stack.enter_context(exclusive_lock(folder / _LOCK, owner_of=folder))
-    return stack
 
 
 class SharedRounds(EngineAround):

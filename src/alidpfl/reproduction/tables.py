@@ -17,7 +17,7 @@ _SYMBOLS = {
     "method.options.regularisation": "λ",
     "method.options.smallest_clip_norm": "smallest C",
 }
-_SEARCHED_AT = "R_s = R_c = 158, Dir(0.05), the paper's accountant"
+_SEARCHED_AT = "R_s = 158, ε = 1.75, Dir(0.05), the paper's accountant"
 _UNCOVERED = "its rule reads un-noised signals, which ε does not cover"
 _UNCOVERED_OWN = "signals, labels or accuracies of clients were used without noise, which ε does not cover"
 

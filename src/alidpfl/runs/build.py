@@ -19,7 +19,7 @@ from alidpfl.inputs.lookup import named
 from alidpfl.methods import METHODS, Method, make_method
 from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
-from alidpfl.privacy import GaussianRelease, Ledger, PrivacyBudget, noise_multiplier_for
+from alidpfl.privacy import GaussianRelease, Ledger, noise_multiplier_for
 from alidpfl.runs.config import STATISTICS, STATISTICS_SETTINGS, Config, DataSection, ModelSection
 from alidpfl.runs.featured import Statistics, featured, map_for, statistics_bytes
 from alidpfl.runs.run_data import load_data, simulation_data
@@ -74,14 +74,13 @@ def make_parts(config: Config) -> Parts:
     check_choices(config)
     noise_multiplier = _noise_multiplier(config)
     method, privacy = _method(config, noise_multiplier), config.privacy
-    budget = PrivacyBudget(epsilon=privacy.epsilon, delta=privacy.delta)
     return Parts(
         noise_multiplier=noise_multiplier,
         method=method,
         policy=_policy(config),
         ledger=ledger_for(
             method,
-            budget,
+            config.budget,
             privacy.sample_rate,
             noise_multiplier,
             privacy.accountant,
@@ -188,11 +187,10 @@ def _noise_multiplier(config: Config) -> float:
     per_round = config.local_steps if config.policy == "fixed" else _STEPS_A_ROUND
     steps = privacy.max_steps or config.training_rounds * per_round
     rate = privacy.sample_rate
-    if config.method.options.get("variant") == "output":  # charged by the round, over all records
+    if config.release == "update":  # charged by the round, over all records
         steps, rate = config.training_rounds, 1.0
-    budget = PrivacyBudget(epsilon=privacy.epsilon, delta=privacy.delta)
     return noise_multiplier_for(
-        budget, rate, steps, accountant=accountant_of(config), already_spent=releases_before(config)
+        config.budget, rate, steps, accountant=accountant_of(config), already_spent=releases_before(config)
     )
 
 
@@ -299,7 +297,7 @@ def _device(config: Config) -> str:
 
 def weakness_of(config: Config, smallest_client: int) -> str | None:
     """Why the claim hides little of a client with so many records, if it does."""
-    return PrivacyBudget(epsilon=config.privacy.epsilon, delta=config.privacy.delta).weakness(smallest_client)
+    return config.budget.weakness(smallest_client)
 
 
 def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:

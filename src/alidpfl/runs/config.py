@@ -6,6 +6,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from alidpfl.inputs.quantities import as_bytes, as_seconds
 from alidpfl.methods import DEFAULT_POLICIES
+from alidpfl.privacy import PrivacyBudget
+from alidpfl.types import NoiseKind, Release
 
 _LOCAL_STEPS = {"adap_dpfl": 3, "pe_dpfl": 3}  # as the ALI-DPFL paper runs them
 
@@ -122,7 +124,7 @@ class PrivacySection(_Section):
         description="R_c wished for: sets σ where that is left out. Left out too: `local_steps` a round for the policy "
         "`fixed`, two a round for others. `pe_dpfl` with variant `output` is charged one a round and does not read it.",
     )
-    noise: Literal["gaussian", "grid"] = Field(
+    noise: NoiseKind = Field(
         "gaussian",
         description="`grid` is exact to the last bit, and slower: sums of whole numbers, one record at a time, and "
         "noise in whole numbers.",
@@ -238,6 +240,16 @@ class Config(_Section):
     def policy(self) -> str:
         """How τ is chosen, also where that was left out."""
         return self.method.policy or DEFAULT_POLICIES[self.method.name]
+
+    @property
+    def budget(self) -> PrivacyBudget:
+        """(ε, δ) of every client."""
+        return PrivacyBudget(epsilon=self.privacy.epsilon, delta=self.privacy.delta)
+
+    @property
+    def release(self) -> Release:
+        """What the noise goes on."""
+        return "update" if self.method.options.get("variant") == "output" else "step"
 
     @property
     def has_statistics(self) -> bool:

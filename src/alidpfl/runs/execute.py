@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -188,9 +188,7 @@ def _removed_if_refused(directory: RunDirectory) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        (directory.path / "lock").unlink(missing_ok=True)
-        with suppress(OSError):  # something else is in it
-            directory.path.rmdir()
+        directory.discard()
         raise
 
 

@@ -1,5 +1,6 @@
 """A run over nodes with vaults: the same loop, directory and accounts as a simulated one. Imports no Flower."""
 
+import functools
 import hashlib
 import json
 import secrets
@@ -27,8 +28,8 @@ from alidpfl.runs.flower_config import FlowerOptions, Scalar, from_run_config
 from alidpfl.runs.run_data import evaluation_data, load_data
 from alidpfl.store import RunDirectory
 from alidpfl.types import RoundRecord
-
-_SEEDED_NOISE = "seeded-noise"
+from alidpfl.vault.policy import SEEDED_NOISE
+from alidpfl.views.tables import rounded_up
 
 
 def run_over_nodes(link: Link, run_config: Mapping[str, Scalar]) -> Outcome:
@@ -40,7 +41,7 @@ def run_over_nodes(link: Link, run_config: Mapping[str, Scalar]) -> Outcome:
         return prepare_over_nodes(settings, options, link, directory)
 
     listener = Listener(on_round=lambda record, seconds: link.tell(_line(record, seconds)))
-    if (out / "config.toml").exists():
+    if RunDirectory.is_run(out):
         _refuse_other_settings(config, RunDirectory.open(out))
         outcome = resume(out, listener=listener, preparation=preparation)
     else:
@@ -55,10 +56,11 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
     parts = make_parts(config)
     _refuse_what_nodes_cannot(config, options, parts.method)
     dataset = load_data(config) if options.evaluate else None
-    nodes, kept = _present(options, link, directory), directory.members()
-    task = (dataset.input_shape, dataset.num_classes) if dataset else most_common_task(nodes)
-    model = build_model(config, *task)
-    fitting = _fitting(nodes, _terms_check(config, parts, _shapes(model)), link.tell)
+    kept = directory.members() if RunDirectory.is_run(directory.path) else None  # a killed start leaves some behind
+    wanted = _Wanted(config, parts, dataset)
+    nodes = _present(options, link, wanted, _known(kept))
+    model = wanted.model(task := wanted.task(nodes))
+    fitting = _fitting(nodes, wanted.check(task), link.tell)
     members = _clients(fitting, kept, options, link.tell)
     run = kept["run"] if kept else secrets.token_hex(8)
     evaluator = None if dataset is None else _evaluator(config, dataset, model, parts.method)
@@ -76,7 +78,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         weakness=weakness_of(config, min(member.num_records for member in members)),
         warnings=(),
         records="in vaults",
-        randomness="seeded" if any(_SEEDED_NOISE in node.info.unsafe for node in fitting) else "secure",
+        randomness="seeded" if any(SEEDED_NOISE in node.info.unsafe for node in fitting) else "secure",
         repeats_rounds=True,  # a vault keeps what it answered
     )
 
@@ -116,7 +118,7 @@ def _federation(config: Config, parts: Parts, model: nn.Module, way: _Way) -> Fe
         ledger=ledger,
         settings=replace(
             make_settings(config, shows_private_data=False),
-            max_local_steps=max(member.most_steps for member in way.members),
+            client_limits={client: member.most_steps for client, member in enumerate(way.members)},
         ),
         server_settings=parts.server_settings,
     )
@@ -126,14 +128,42 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(values.shape) for name, values in trained(model).items()}
 
 
-def _present(options: FlowerOptions, link: Link, directory: RunDirectory) -> list[Node]:
+class _Wanted:
+    """What a node must fit: the run's model, for the run's own data set or else for what most nodes have."""
+
+    def __init__(self, config: Config, parts: Parts, dataset: Dataset | None) -> None:
+        self._config, self._parts, self._dataset = config, parts, dataset
+        self.model = functools.cache(lambda task: build_model(config, *task))
+
+    def task(self, nodes: Sequence[Node]) -> tuple[tuple[int, ...], int]:
+        """Shape of an input and number of classes."""
+        own = self._dataset
+        return (own.input_shape, own.num_classes) if own else most_common_task(nodes)
+
+    def check(self, task: tuple[tuple[int, ...], int]) -> Callable[[Node], str | None]:
+        """Why a node does not fit."""
+        return _terms_check(self._config, self._parts, _shapes(self.model(task)))
+
+    def usable(self, nodes: Sequence[Node]) -> list[Node]:
+        """Those that would be clients if nobody else came."""
+        try:
+            check = self.check(self.task(nodes))
+        except NodesMissingError:  # nobody, or as many for this as for that
+            return []
+        return numbered(_fitting(nodes, check, _tell_nobody), _tell_nobody)
+
+
+def _tell_nobody(_text: str) -> None:
+    """What is told once, when the clients are chosen."""
+
+
+def _present(options: FlowerOptions, link: Link, wanted: _Wanted, known: Sequence[Member]) -> list[Node]:
     """The nodes that introduce themselves in time: as many as wanted, or all clients of the run that goes on."""
-    known = _known(directory.members())
 
     def is_enough(nodes: Mapping[NodeId, Node]) -> bool:
         if known:
             return {member.node for member in found_again(known, nodes)} <= nodes.keys()
-        return len(nodes) >= options.nodes
+        return len(wanted.usable([*nodes.values()])) >= options.nodes
 
     return [*gather(link, is_enough, seconds=options.wait_for_nodes).values()]
 
@@ -147,7 +177,11 @@ def _clients(
 ) -> list[Member]:
     """Of a new run, or those of the one that goes on: number and size of a client never change."""
     if known := _known(kept):
-        return found_again(known, {node.node: node for node in fitting})
+        again = found_again(known, {node.node: node for node in fitting})
+        for client, (before, now) in enumerate(zip(known, again, strict=True)):
+            if now.node != before.node:
+                tell(f"client {client} was node {before.node} and is node {now.node}, which says it has {now.vault!r}")
+        return again
     return _chosen(fitting, options, tell)
 
 
@@ -257,6 +291,6 @@ def _line(record: RoundRecord, seconds: float) -> str:
     lost = "" if not record.dropped else f", without clients {list(record.dropped)}"
     refused = "" if not record.rejected else f", refused {dict(record.rejected)}"
     return (
-        f"round {record.number}: {record.local_steps} steps ({record.why}), epsilon {record.epsilon:.4f} asked for"
-        f"{seen}{cut}{lost}{refused}, {seconds:.1f} s"
+        f"round {record.number}: {record.local_steps} steps ({record.why}), "
+        f"epsilon {rounded_up(record.epsilon)} asked for{seen}{cut}{lost}{refused}, {seconds:.1f} s"
     )

@@ -7,7 +7,7 @@ from alidpfl.errors import ConfigError
 from alidpfl.planner import Setting, Wishes
 from alidpfl.planner.search import choose
 from alidpfl.planner.wishes import possible_rounds
-from alidpfl.privacy import GaussianRelease, PrivacyBudget, noise_multiplier_for
+from alidpfl.privacy import GaussianRelease, noise_multiplier_for
 from alidpfl.runs.build import accountant_of, releases_before
 from alidpfl.runs.config import Config
 from alidpfl.runs.public import public_facts
@@ -20,7 +20,7 @@ def planned(
 
     The plan is advice. The run's own accounts compute R_c anew and stop at it.
     """
-    if config.method.options.get("variant") == "output":
+    if config.release == "update":
         raise ConfigError('--plan auto plans noise on every step; variant "output" adds it to the update: leave it out')
     if config.federation.clients_per_round is not None:
         raise ConfigError(
@@ -58,9 +58,8 @@ def _noise_beside(releases: tuple[GaussianRelease, ...], config: Config, setting
     """σ of the plan, or where something is released before the training as much more as that costs."""
     if not releases:
         return setting.noise_multiplier
-    budget = PrivacyBudget(epsilon=config.privacy.epsilon, delta=config.privacy.delta)
     return noise_multiplier_for(
-        budget, setting.sample_rate, setting.steps, accountant=accountant_of(config), already_spent=releases
+        config.budget, setting.sample_rate, setting.steps, accountant=accountant_of(config), already_spent=releases
     )
 
 

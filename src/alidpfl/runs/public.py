@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from alidpfl.data.partition import label_counts
 from alidpfl.features import vector_size
+from alidpfl.federation.params import num_params, trained
 from alidpfl.runs.build import accountant_of, build_model, check_choices
 from alidpfl.runs.config import Config
 from alidpfl.runs.featured import map_for
@@ -33,7 +34,7 @@ def public_facts(config: Config, *, on_progress: Callable[[str, float], None] | 
     return PublicFacts(
         clients=len(clients),
         samples=sum(len(rows) for rows in clients),
-        num_params=sum(parameter.numel() for parameter in model.parameters()),
+        num_params=num_params(trained(model)),
         accountant=accountant_of(config),
     )
 

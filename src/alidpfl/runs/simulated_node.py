@@ -18,6 +18,7 @@ from alidpfl.runs.flower_config import Scalar, from_run_config
 from alidpfl.runs.run_data import load_data, simulation_data
 from alidpfl.vault import messages
 from alidpfl.vault.messages import RoundAnswer
+from alidpfl.vault.policy import SEEDED_NOISE
 from alidpfl.vault.training import RecordTrainer
 
 _TRAINERS_KEPT = 64
@@ -28,7 +29,7 @@ class SimulatedNode:
     """Answers as a vault would, without its ledger: the server's accounts are all there is."""
 
     def __init__(self, config: Config, partition: int) -> None:
-        self._text, self._partition = json.dumps(config.to_dict()), partition
+        self._text, self._partition, self._release = json.dumps(config.to_dict()), partition, config.release
         dataset, data = _loaded(self._text)
         if not 0 <= partition < len(data.clients):
             raise ConfigError(f"partition-id={partition}: the data set has {len(data.clients)} clients, from 0")
@@ -43,9 +44,9 @@ class SimulatedNode:
             "num_classes": self._dataset.num_classes,
             "input_shape": list(self._dataset.input_shape),
             "parameters": [[name, list(values.shape)] for name, values in trained(model).items()],
-            "terms": {"sample_rate": 1.0, "min_noise_multiplier": 0.0, "release": self._release()},
+            "terms": {"sample_rate": 1.0, "min_noise_multiplier": 0.0, "release": self._release},
             "limits": {"min_clip_norm": 0.0, "max_clip_norm": 1e6, "max_steps_per_round": 1_000_000},
-            "unsafe": ["seeded-noise"],
+            "unsafe": [SEEDED_NOISE],
         }
 
     def train_bytes(self, content: bytes) -> bytes:
@@ -66,13 +67,9 @@ class SimulatedNode:
             secants=update.secants,
             gradient_norm=update.gradient_norm,
             raw=update.raw if "raw" in request.signals else None,
-            unsafe=["seeded-noise"],
+            unsafe=[SEEDED_NOISE],
         )
         return messages.encode(answer, messages.named(update.params, shapes))
-
-    def _release(self) -> str:
-        is_output = parse_config(json.loads(self._text)).method.options.get("variant") == "output"
-        return "update" if is_output else "step"
 
 
 def simulated_node(run_config: Mapping[str, Scalar], partition: int) -> SimulatedNode:

@@ -19,7 +19,8 @@ _SECONDS_TO_LOOK = 0.2
 def exclusive_lock(path: Path, *, owner_of: Path, remedy: str = "choose another --out") -> Iterator[None]:
     """Holds the lock file `path` of the folder `owner_of`; a ConfigError that names the holder if there is one."""
     with disk_errors("lock", path):
-        file = path.open("ab+", buffering=0)  # what does not fit on a full disk must not be tried again at the end
+        # Nobody else's to open: whoever can, can hold it. No buffer: what a full disk did not take is not tried again.
+        file = FileIO(path, "ab+", opener=lambda name, flags: os.open(name, flags, 0o600))
     with file:
         _acquire(file, path, owner_of, remedy)
         try:

@@ -6,7 +6,9 @@ statistics.safetensors  what was released before the first round, where the mode
 metrics.jsonl           one RoundRecord a line; a rerun or a resumed run writes the same bytes
 timings.jsonl           seconds of each round, apart because no two runs agree on them
 checkpoint.safetensors  tensors and state: one file, so that one rename replaces both
+members.json            who the clients are, where they are nodes with vaults
 model.safetensors       the final model
+tensorboard/            the rounds again, where they were asked for in that form
 summary.json            written when the run ends
 lock                    held by the one process that writes
 """
@@ -15,7 +17,7 @@ import json
 import shlex
 import tomllib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,7 @@ from alidpfl.types import RoundRecord
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LOCK, _MEMBERS, _STATISTICS = "lock", "members.json", "statistics.safetensors"
+_CONFIG, _LOCK, _MEMBERS, _STATISTICS = "config.toml", "lock", "members.json", "statistics.safetensors"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,20 @@ class RunDirectory:
         run.config()
         return run
 
+    @staticmethod
+    def is_run(path: Path) -> bool:
+        """True if a run has begun there."""
+        return (path / _CONFIG).is_file()
+
+    def discard(self) -> None:
+        """Take back a folder in which no run began; what else is in it stays. Call it while holding the lock.
+
+        The lock file goes too: nobody waits for one of a run that never began.
+        """
+        (self.path / _LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # something else is in it
+            self.path.rmdir()
+
     def lock(self) -> AbstractContextManager[None]:
         """Keeps other processes from writing into this run; a ConfigError that names the one which does."""
         from alidpfl.store.lock import exclusive_lock  # fcntl: a system without it can still read runs
@@ -83,7 +99,7 @@ class RunDirectory:
     @property
     def config_path(self) -> Path:
         """The effective configuration."""
-        return self.path / "config.toml"
+        return self.path / _CONFIG
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Makes the folder a run: write everything else that `open` should find before it. Once only."""

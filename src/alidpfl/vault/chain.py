@@ -131,6 +131,8 @@ def verified(content: bytes | None, heads: Sequence[tuple[str, Head]], source: P
         _check_head(head, entries, where, source)
     if rest and b"\n" in rest[:-1]:
         raise DataError(f"{source} line {len(entries) + 1} is damaged, and others follow it. {_REMEDY}")
+    if _is_sealed(rest):  # whole, and yet not the next one: somebody else wrote it, and acted on it
+        raise DataError(f"{source} line {len(entries) + 1} does not follow the one before: two vaults wrote. {_REMEDY}")
     return entries, rest
 
 
@@ -154,10 +156,10 @@ def _check_head(head: Head, entries: Sequence[Entry], where: str, source: Path) 
 
 def _opened(line: bytes, before: Entry | None) -> Entry | None:
     """The entry in a line; None if the line is not whole, or not the one that comes next."""
-    text, seal = line[:-_SEAL_BYTES] + b"}", line[-_SEAL_BYTES:]
-    found = hashlib.sha256(text).hexdigest()
-    if seal != _SEAL.format(found).encode():
+    if not _is_sealed(line):
         return None
+    text = line[:-_SEAL_BYTES] + b"}"
+    found = hashlib.sha256(text).hexdigest()
     try:
         values = parse_json(text)
         counter, previous = values.pop("counter"), values.pop("previous")
@@ -165,6 +167,12 @@ def _opened(line: bytes, before: Entry | None) -> Entry | None:
         return None
     expected = (0, "") if before is None else (before.counter + 1, before.hash)
     return Entry(counter=counter, hash=found, values=values) if (counter, previous) == expected else None
+
+
+def _is_sealed(line: bytes) -> bool:
+    """Whether a line is as somebody wrote it."""
+    found = hashlib.sha256(line[:-_SEAL_BYTES] + b"}").hexdigest()
+    return line[-_SEAL_BYTES:] == _SEAL.format(found).encode()
 
 
 class Chain:

@@ -117,6 +117,10 @@ def _refuse_if_taken(folder: Path, policy: Policy) -> None:
         return
     if anchor.exists():
         raise _anchor_is_taken(anchor)
+    if folder.resolve() in anchor.parents:
+        raise ConfigError(
+            f"{anchor} is in the vault's own folder, and would be restored with it; give another --anchor"
+        )
     if not anchor.parent.is_dir():
         raise ConfigError(f"{anchor.parent}, where the anchor is to lie, is not a folder; mount its disk or create it")
 

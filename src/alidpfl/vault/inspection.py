@@ -1,7 +1,8 @@
 """An instruction against the owner's policy: refused, granted, or granted in part. Pure, and touches no data."""
 
+from alidpfl.types import UNACCOUNTED_SIGNALS
 from alidpfl.vault.messages import RoundRequest
-from alidpfl.vault.policy import SEEDED_NOISE, UNACCOUNTED_SIGNALS, Policy
+from alidpfl.vault.policy import SEEDED_NOISE, Policy
 from alidpfl.vault.refusals import RefusalCode, refusal
 
 _LEAST_RATE = 1e-9  # below, q n is a divisor that no weights survive

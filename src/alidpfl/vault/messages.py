@@ -63,7 +63,7 @@ class RoundRequest(_Message):
     sample_rate: float
     noise_multiplier: float
     clip_norm: float
-    signals: list[Literal["secants", "gradient_norm", "raw"]] = Field(default_factory=list)
+    signals: list[Signal] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _consistent(self) -> "RoundRequest":
@@ -81,6 +81,7 @@ class RoundRequest(_Message):
     ) -> "RoundRequest":
         """The request for a plan as the training loop makes it. Options of other methods concern the server alone."""
         of_loss = PerturbationOptions.model_validate(options) if options and method == "pe_dpfl" else None
+        rates = list(plan.learning_rates)
         return cls.model_validate(
             {
                 "run": run,
@@ -89,7 +90,7 @@ class RoundRequest(_Message):
                 "method": method,
                 "options": of_loss,
                 "steps": plan.steps,
-                "learning_rates": list(plan.learning_rates),
+                "learning_rates": rates if len(set(rates)) > 1 else rates[:1],  # a million steps must fit
                 "sample_rate": plan.sample_rate,
                 "noise_multiplier": plan.noise_multiplier,
                 "clip_norm": plan.clip_norm,

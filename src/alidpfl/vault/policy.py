@@ -16,11 +16,12 @@ from alidpfl.errors import ConfigError
 from alidpfl.inputs.wording import refused, shortened, shown, together
 from alidpfl.store.files import disk_errors
 from alidpfl.store.toml_writer import to_toml
+from alidpfl.types import NoiseKind, Release
 
 FORMAT: Literal["alidpfl-vault-policy-1"] = "alidpfl-vault-policy-1"
 PINNED = ("budget", "accounting", "terms", "model")
 """Sections that may not change once the ledger has begun."""
-UNACCOUNTED_SIGNALS, SEEDED_NOISE = "unaccounted-signals", "seeded-noise"
+SEEDED_NOISE = "seeded-noise"
 
 _HEADER = """\
 # The policy of this vault, read when it starts; docs/configuration.md explains every key.
@@ -55,7 +56,7 @@ class TermsSection(_Section):
 
     sample_rate: float = Field(gt=0, le=1, examples=[0.04], description="The largest q.")
     min_noise_multiplier: float = Field(ge=1e-3, le=1e6, examples=[1.1], description="The least σ.")
-    release: Literal["step", "update"] = Field(
+    release: Release = Field(
         "step", description="Noise on every step, or on a round's whole update (`pe_dpfl`, variant `output`)."
     )
 
@@ -107,7 +108,7 @@ class Policy(_Section):
         examples=[["unaccounted-signals"]],
         description="What may happen that no ε covers: un-noised signals that leave, noise from `seed`.",
     )
-    noise: Literal["gaussian", "grid"] = Field(
+    noise: NoiseKind = Field(
         "gaussian",
         description="`grid`: [exact to the last bit](floating-point.md), and slower, at no greater cost in ε.",
     )

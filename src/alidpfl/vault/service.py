@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from alidpfl.federation.process import keep_heap
 from alidpfl.vault.answers import AnswerStore
@@ -28,9 +29,22 @@ from alidpfl.vault.status import public_info
 from alidpfl.vault.training import load_trainer
 
 _MOST_CONNECTIONS = 32
-_SECONDS_TO_SEND = 60.0
+_SECONDS_TO_SEND = 60.0  # a question's head, and then its body
 _SECONDS_TO_FINISH = 30
 _LOG = logging.getLogger(__name__)
+
+
+class _Impatient(H11Protocol):
+    """Hangs up on callers that do not ask: idle ones would take all connections, and the vault would answer nobody."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Somebody called."""
+        super().connection_made(transport)
+        self.loop.call_later(_SECONDS_TO_SEND, self._hang_up_on_silence)
+
+    def _hang_up_on_silence(self) -> None:
+        if self.cycle is None:  # no question yet
+            self.transport.close()
 
 
 class Service:
@@ -151,7 +165,7 @@ def _settings(app: Starlette) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http="h11",
+        http=_Impatient,
         ws="none",
         lifespan="off",
         log_level="error",

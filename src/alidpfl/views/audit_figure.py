@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alidpfl.views.drawing import figure_class, save
+from alidpfl.views.tables import rounded_down
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +31,7 @@ def audit_figure(audit: dict[str, Any]) -> "Figure":
 def _draw_step(axes: "Axes", step: dict[str, Any]) -> None:
     _bars(axes, step["histogram"], ("without the canary", "with the canary"))
     axes.axvline(step["threshold"], linestyle="--", color="gray", label="threshold")
-    bound, claim = f"μ ≥ {step['lower_bound']:.4f}", f"{step['claimed']:.4f} claimed"
+    bound, claim = f"μ ≥ {rounded_down(step['lower_bound'])}", f"{step['claimed']:.4f} claimed"
     axes.set(
         xlabel="released along the canary's gradient, over the largest contribution",
         ylabel="steps",
@@ -40,7 +41,7 @@ def _draw_step(axes: "Axes", step: dict[str, Any]) -> None:
 
 def _draw_run(axes: "Axes", run: dict[str, Any]) -> None:
     _bars(axes, run["histogram"], ("canaries that were out", "canaries that were in"))
-    bound, claim = f"ε ≥ {run['lower_bound']:.3f}", f"{run['claimed_epsilon']:g} claimed"
+    bound, claim = f"ε ≥ {rounded_down(run['lower_bound'], 3)}", f"{run['claimed_epsilon']:g} claimed"
     axes.set(
         xlabel="score of the canary",
         ylabel="canaries",

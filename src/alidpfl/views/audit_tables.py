@@ -6,6 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from alidpfl.views.tables import rounded_down
+
 _WEAK = 0.9  # of the largest contribution: below, a pass says less than it seems
 
 
@@ -31,8 +33,9 @@ def _step_table(step: dict[str, Any]) -> Table:
     rows = {
         "claimed": f"σ = {step['noise_multiplier']:g}, so that μ = 1/σ = {step['claimed']:.4f} at most",
         "measured": f"μ ≈ {step['estimate']:.4f}",
-        "lower bound": f"μ ≥ {step['lower_bound']:.4f} with confidence {step['confidence']:g}",
-        "would be, for the run": f"ε ≥ {step['epsilon_lower_bound']:.3f} of {step['claimed_epsilon']:g} claimed",
+        "lower bound": f"μ ≥ {rounded_down(step['lower_bound'])} with confidence {step['confidence']:g}",
+        "would be, for the run": f"ε ≥ {rounded_down(step['epsilon_lower_bound'], 3)} of "
+        f"{step['claimed_epsilon']:g} claimed",
         "canary": f"{step['copies']} x {step['strength']:.4f} of the largest contribution that is allowed",
         "errors": f"{step['false_positives']} false alarms, {step['false_negatives']} misses in "
         f"{step['draws']} steps each",
@@ -54,7 +57,7 @@ def _noise(noise: dict[str, Any]) -> str:
 def _run_table(run: dict[str, Any]) -> Table:
     rows = {
         "claimed": f"ε = {run['claimed_epsilon']:g} at δ = {run['delta']:g} at most",
-        "lower bound": f"ε ≥ {run['lower_bound']:.3f} with confidence {run['confidence']:g}",
+        "lower bound": f"ε ≥ {rounded_down(run['lower_bound'], 3)} with confidence {run['confidence']:g}",
         "canaries": f"{run['canaries']}, each {run['strength']:.4f} C at first, root mean square cosine "
         f"{run['overlap']:.3f}",
         "guesses": f"{run['correct']} of {run['guesses']} right, after {run['steps']} releases",
@@ -73,7 +76,7 @@ def _verdict(audit: dict[str, Any]) -> list[Text]:
     else:
         lines.append(
             Text(
-                f"not refuted: {claim}, measured ε ≥ {audit['lower_bound']:.3f} (confidence "
+                f"not refuted: {claim}, measured ε ≥ {rounded_down(audit['lower_bound'], 3)} (confidence "
                 f"{audit['confidence']:.4g}). A lower bound is what was shown, not all there is: no proof."
             )
         )

@@ -1,7 +1,7 @@
 """One run as a table. A guarantee that does not hold is said in the table itself, with the reasons."""
 
 from collections.abc import Callable, Mapping
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 from rich.table import Column, Table
@@ -66,9 +66,18 @@ _NO_DECIMALS_FROM = 1e12  # and what is not a number
 
 def rounded_up(epsilon: float) -> str:
     """Four decimals, and never less than was spent."""
-    if not abs(epsilon) < _NO_DECIMALS_FROM:
-        return str(epsilon)
-    return str(Decimal(str(epsilon)).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
+    return _decimals(epsilon, 4, ROUND_CEILING)
+
+
+def rounded_down(value: float, decimals: int = 4) -> str:
+    """Never more than is left, or than was shown: for lower bounds."""
+    return _decimals(value, decimals, ROUND_FLOOR)
+
+
+def _decimals(value: float, decimals: int, rounding: str) -> str:
+    if not abs(value) < _NO_DECIMALS_FROM:
+        return str(value)
+    return str(Decimal(str(value)).quantize(Decimal(1).scaleb(-decimals), rounding=rounding))
 
 
 def _accuracy(key: str) -> Callable[[Mapping[str, Any]], Text]:

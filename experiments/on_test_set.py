@@ -1,4 +1,4 @@
-"""Run chosen settings on the test set: `python experiments/test_runs.py CONFIG.toml RESULTS.jsonl SEED...`.
+"""Run chosen settings on the test set: `python experiments/on_test_set.py CONFIG.toml RESULTS.jsonl SEED...`.
 
 Only for settings that were chosen on held-out training data. What is there already is skipped.
 """
