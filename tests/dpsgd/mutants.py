@@ -135,4 +135,25 @@ GRID_MUTANTS = (
         "if False:",
         "tests/dpsgd/test_grid.py",
     ),
+    (
+        "precision: autocast reaches private steps",
+        "src/alidpfl/dpsgd/guards.py",
+        "with torch.autocast(device.type, enabled=False):\n            yield",
+        "if True:\n            yield",
+        "tests/dpsgd/test_precision.py",
+    ),
+    (
+        "precision: products take the process's own",
+        "src/alidpfl/dpsgd/guards.py",
+        '            switch.fp32_precision = "ieee"\n',
+        "            pass\n",
+        "tests/dpsgd/test_precision.py",
+    ),
+    (
+        "a model is tried at its first weights only",
+        "src/alidpfl/dpsgd/probe.py",
+        "if number != 1:",
+        "if number != 9:",
+        "tests/dpsgd/test_model_check.py",
+    ),
 )

@@ -473,5 +473,19 @@ VAULT_MUTANTS = (
         "            gradient_norm=float(self._data.inputs.mean()),\n",
         "tests/replay/test_vaults.py",
     ),
+    (
+        "vault: a second writer's line is dropped, and its charge with it",
+        "src/alidpfl/vault/chain.py",
+        "if _is_sealed(rest):",
+        "if False:",
+        "tests/vault/test_chain.py",
+    ),
+    (
+        "vault: callers that do not ask keep their connections",
+        "src/alidpfl/vault/service.py",
+        "if self.cycle is None:  # no question yet",
+        "if False:",
+        "tests/vault/test_service.py",
+    ),
 )
 """Name, file, old text, new text, tests."""
