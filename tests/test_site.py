@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,23 +19,48 @@ def refuse(event, arguments):
 
 sys.addaudithook(refuse)
 from mkdocs.__main__ import cli
-cli(["build", "--strict", "--quiet", "--site-dir", sys.argv[1]])
+cli(["build", "--strict", "--site-dir", sys.argv[1]])
 """
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
+def _built(root, folder):
+    return subprocess.run(
         [sys.executable, "-c", BUILD, str(folder)],
-        cwd=ROOT,
+        cwd=root,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    done = _built(ROOT, folder)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return folder
+
+
+def test_a_link_that_leads_nowhere_stops_the_build(tmp_path):
+    """With --quiet it would not: strict counts the warnings that are shown."""
+    for name in ("docs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("mkdocs.yml", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    with (tmp_path / "docs" / "own-model.md").open("a") as page:
+        page.write("\n[broken](own-data.md#nowhere)\n")
+    done = _built(tmp_path, tmp_path / "site")
+    assert done.returncode != 0
+    assert "nowhere" in done.stderr
+    assert "--quiet" not in re.search(r"^site:.*?\n\n", (ROOT / "Makefile").read_text(), re.MULTILINE | re.DOTALL)[0]
+
+
+def test_examples_in_docstrings_are_code(site):
+    page = (site / "api.html").read_text()
+    assert "<blockquote>" not in page
+    assert "&gt;&gt;&gt;" in page
 
 
 def test_every_page_is_there_and_fetches_nothing(site):

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alidpfl.errors import ConfigError
+from alidpfl.inputs import checks
 
 flower_app = typer.Typer(
     no_args_is_help=True,
@@ -43,12 +44,16 @@ def init(
 ) -> None:
     """Write the app folder of a run: its settings, and which parts of the installed package run it.
 
-    Example: alidpfl flower init hospital-run --config run.toml --nodes 3 && flwr run hospital-run my-superlink
+    Example: alidpfl flower init my-run --config run.toml --nodes 3 --no-evaluation && flwr run my-run my-superlink
     """
     from alidpfl.runs import load_config
+    from alidpfl.runs.build import make_parts
+    from alidpfl.runs.flower import refuse_what_nodes_cannot
     from alidpfl.runs.flower_config import FlowerOptions
     from alidpfl.runs.flower_folder import write_app_folder
 
+    if nodes is not None:
+        checks.whole("--nodes", nodes, low=1)
     settings = load_config(config, overrides or [])
     if settings.federation.max_client_weight is None and not simulation:
         # Nobody can check how many records a node has: one that says 10^12 must not be the whole average.
@@ -59,6 +64,11 @@ def init(
         simulation=simulation,
         evaluate=not no_evaluation,
     )
+    if not simulation:
+        refuse_what_nodes_cannot(settings, options, make_parts(settings).method)
+        if settings.policy in ("ali", "corrected") and settings.method.heterogeneity is None:
+            told = f"policy {settings.policy!r} reads how much clients differ, which no split tells here: it is guessed"
+            typer.echo(f"note: {told}; set method.heterogeneity, or method.policy=ratio", err=True)
     path = write_app_folder(folder, settings, options)
     typer.echo(f"wrote {path}; the run will be kept in {options.out}. Next: flwr run {folder} <superlink> --stream")
 
@@ -84,7 +94,9 @@ def certs(
     written = make_certificates(folder, hosts=host or [], nodes=nodes)
     for path in written:
         typer.echo(path)
-    typer.echo("keep ca.key and server.key with the server; node_<n> goes to node n, node_<n>.pub to the SuperLink")
+    typer.echo(
+        "ca.key: where only root reads it; server.key: to the SuperLink; node_<n>: to node n; node_<n>.pub: registered"
+    )
 
 
 @flower_app.command()

@@ -58,6 +58,8 @@ def _splits(runs: "list[RunSnapshot]") -> "list[Split]":
 
     found: dict[str, Split] = {}
     for run in runs:
+        if run.members is not None:  # the owners' records, of which the configuration knows nothing
+            continue
         try:
             config = parse_config(run.config)
             counts = public_split(config)

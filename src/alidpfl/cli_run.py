@@ -114,9 +114,9 @@ def result_line(outcome: "Outcome") -> str:
 
     made = " (synthetic data)" if outcome.is_synthetic else ""
     accuracy = "not evaluated" if outcome.accuracy is None else f"accuracy {outcome.accuracy:.2f} %{made}"
-    covered = "" if outcome.covers_everything else f", which does NOT cover {'; '.join(outcome.uncovered)}"
+    covered = "" if outcome.covers_everything else f" (it does NOT cover: {'; '.join(outcome.uncovered)})"
     is_known = outcome.randomness == "seeded" and not outcome.is_synthetic
-    seeded = ", from noise that whoever knows the seed can subtract" if is_known else ""
+    seeded = " (seeded: whoever knows the seed can subtract the noise)" if is_known else ""
     return f"{accuracy} at ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}{seeded}"
 
 

@@ -232,7 +232,7 @@ def _print_status(told: dict[str, Any], folder: Path) -> None:
     table.add_row("ε spent", f"{rounded_up(told['epsilon_spent'])} of {told['epsilon']:g} at δ = {told['delta']:g}")
     table.add_row("ε left", rounded_down(told["epsilon_left"]))
     table.add_row(f"{told['charged']} spent, left", f"{told['units_spent']}, {told['units_left']}")
-    rounds = f"{told['rounds_released']} of {told['runs']} runs"
+    rounds = f"{told['rounds_released']} in {told['runs']} runs"
     lost = told["rounds_lost"]
     table.add_row("rounds served", rounds + (f"; {lost} more charged and lost" if lost else ""))
     refused = ", ".join(f"{count} {code}" for code, count in told["refusals"].items())

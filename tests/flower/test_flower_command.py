@@ -125,3 +125,20 @@ def test_certs_writes_over_nothing(tmp_path):
     before = (tmp_path / "keys" / "ca.key").read_bytes()
     assert alidpfl("flower", "certs", tmp_path / "keys").exit_code == 2
     assert (tmp_path / "keys" / "ca.key").read_bytes() == before
+
+
+def test_what_nodes_cannot_run_is_refused_before_it_is_submitted(tmp_path):
+    for arguments, why in (
+        (["--nodes", "0"], "--nodes=0 must be at least 1"),
+        (["--set", "model.name=scatter_linear"], "needs statistics that vaults do not release"),
+        (["--set", "federation.dropout_rate=0.5"], "is for simulated failures"),
+    ):
+        done = alidpfl("flower", "init", tmp_path / "app", *arguments)
+        assert (done.exit_code, why in done.stderr) == (2, True), done.stderr
+        assert not (tmp_path / "app").exists()
+
+
+def test_a_policy_that_would_guess_how_clients_differ_says_so(tmp_path):
+    assert "set method.heterogeneity" in alidpfl("flower", "init", tmp_path / "a", "--nodes", "3").stderr
+    told = alidpfl("flower", "init", tmp_path / "b", "--nodes", "3", "--set", "method.heterogeneity=1")
+    assert (told.exit_code, told.stderr) == (0, "")

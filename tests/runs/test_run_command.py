@@ -78,7 +78,7 @@ def test_unnoised_signals_are_told(tmp_path):
     unsafe = {"method__policy": "paper", "privacy__unsafe": ["unaccounted-signals"]}
     result = alidpfl(*run_arguments(tmp_path / "run", **unsafe))
     assert result.exit_code == 0
-    assert "does NOT cover un-noised signals of the clients" in result.stdout
+    assert "(it does NOT cover: un-noised signals of the clients" in result.stdout
     assert "epsilon does NOT cover this run: it shows un-noised signals of the clients" in result.stderr.splitlines()
     assert re.search("not covered +│ un-noised signals of the clients", result.stdout)
     told = json.loads(alidpfl("run", "--resume", tmp_path / "run", "--json").stdout.splitlines()[-1])

@@ -71,7 +71,7 @@ def test_init_status_serve(tmp_path, records):
         told = alidpfl("vault", "status", "--dir", folder)
         assert re.search(rf"being served +│ yes, by process {process.pid} on ", told.stdout)
     told = alidpfl("vault", "status", "--dir", folder)
-    assert "1 of 1 runs" in told.stdout
+    assert "1 in 1 runs" in told.stdout
     assert "1 malformed" in told.stdout
     assert "nonsense" not in told.stdout
     assert re.search(r"being served +│ no ", told.stdout)  # it was killed, and its lock file still has its name

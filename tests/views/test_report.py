@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import asdict
 
 import numpy as np
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from alidpfl.reproduction.grid import cells, load_grid
 from alidpfl.runs import execute, load_config
+from alidpfl.store import RunDirectory
 from alidpfl.views import RunSnapshot
 from alidpfl.views.report_page import caveats, report_page
 from tests.reproduction.made import made_result
@@ -183,3 +185,17 @@ def test_what_is_neither_run_nor_results_is_refused(tmp_path, content):
     assert done.exit_code == 2
     assert "neither a run nor a folder of results" in done.stderr
     assert not (tmp_path / "r.html").exists()
+
+
+def test_of_a_deployment_nobodys_split_is_drawn(tmp_path, runs):
+    """What its configuration says of data and clients is a simulation's; the records are their owners'."""
+    shutil.copytree(runs[0], tmp_path / "deployed")
+    alone = command(runs[0], "-o", tmp_path / "alone.html")
+    RunDirectory(tmp_path / "deployed").write_members({"run": "r", "clients": []})
+    done = command(tmp_path / "deployed", "-o", tmp_path / "deployed.html")
+    assert (alone.exit_code, done.exit_code) == (0, 0)
+    assert "Who holds what" in (tmp_path / "alone.html").read_text()
+    text = (tmp_path / "deployed.html").read_text()
+    assert "Who holds what" not in text
+    assert "data.clients" not in text
+    assert "noise σ" in text

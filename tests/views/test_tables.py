@@ -7,6 +7,7 @@ from alidpfl.store import RunDirectory
 from alidpfl.types import StopReason
 from alidpfl.views import RunSnapshot, tables
 from alidpfl.views.comparison import comparison
+from alidpfl.views.report_page import caveats
 from alidpfl.views.tables import summary_table
 from tests.views.runs import CONFIG, SUMMARY, make_run
 
@@ -198,7 +199,9 @@ def test_an_unbounded_epsilon_and_a_lost_model_still_show(tmp_path):
     assert table["accuracy"] == ["nan %"]
 
 
-@pytest.mark.parametrize(("epsilon", "shown"), [(1.98761, "1.9877"), (0.53, "0.5300"), (2, "2.0000"), (1e-9, "0.0001")])
+@pytest.mark.parametrize(
+    ("epsilon", "shown"), [(1.98761, "1.9877"), (0.53, "0.5300"), (2, "2.0000"), (9.871e-7, "9.9e-7"), (1e-9, "1.0e-9")]
+)
 def test_epsilon_is_never_rounded_down(tmp_path, epsilon, shown):
     path = make_run(tmp_path / "run", summary={**SUMMARY, "epsilon": epsilon})
     assert rows(summary_table(RunSnapshot.load(path)))["ε spent"] == [f"{shown} of 2"]
@@ -214,3 +217,33 @@ def test_what_is_left_and_lower_bounds_are_never_rounded_up():
 def test_noise_on_a_grid_is_called_so():
     assert "grid" in str(tables._noise({"noise_multiplier": 2.0, "noise_kind": "grid"}))
     assert "grid" not in str(tables._noise({"noise_multiplier": 2.0, "noise_kind": None}))
+
+
+def test_rounds_in_which_nobody_answered_are_told(tmp_path):
+    """They cost what others cost, and the model is as it was."""
+    lost = RunSnapshot.load(make_run(tmp_path / "lost", rounds=3, aggregated=False))
+    assert rows(summary_table(lost))["WARNING"] == [
+        "in 3 rounds too few clients answered: charged, and the model stayed as it was"
+    ]
+    assert any("In 3 rounds too few clients answered" in caveat for caveat in caveats(lost))
+    assert "WARNING" not in rows(summary_table(RunSnapshot.load(make_run(tmp_path / "good"))))
+
+
+def test_noise_that_was_found_for_the_budget_is_a_setting_like_others(tmp_path):
+    config = {**CONFIG, "privacy": {k: v for k, v in CONFIG["privacy"].items() if k != "noise_multiplier"}}
+    snapshot = RunSnapshot.load(make_run(tmp_path / "run", config=config, summary={**SUMMARY, "noise_multiplier": 4.5}))
+    assert snapshot.effective_settings()["privacy.noise_multiplier"] == 4.5
+
+
+def test_over_vaults_the_settings_of_data_and_seed_are_nobodys(tmp_path):
+    path = make_run(tmp_path / "run", config={**CONFIG, "run": {"seed": 3, "randomness": "seeded"}})
+    RunDirectory(path).write_members({"run": "r", "clients": []})
+    snapshot = RunSnapshot.load(path)
+    assert not [key for key in snapshot.effective_settings() if key.startswith("data.") or key == "run.seed"]
+    assert snapshot.facts()["seed"] is None
+    assert not snapshot.is_seeded
+
+
+def test_a_summary_without_a_word_does_not_take_the_caveat_away(tmp_path):
+    path = make_run(tmp_path / "run", config={**CONFIG, "run": {"seed": 3, "randomness": "seeded"}}, summary={})
+    assert any("seeded noise" in caveat for caveat in caveats(RunSnapshot.load(path)))

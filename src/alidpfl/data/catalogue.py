@@ -98,7 +98,7 @@ def _load_strokes(seed: int, cache_dir: Path, pixel_range: PixelRange, on_progre
 
 def _load_idx(source: Source, data_dir: Path | None, pixel_range: PixelRange) -> Dataset:
     found = directories.find(source, data_dir)
-    remedy = _remedy(source)
+    remedy = _remedy(source, data_dir)
     train, test = (
         _labelled(*read_images_and_labels(images, labels, _NUM_CLASSES, remedy), pixel_range)
         for images, labels in (found.files[:2], found.files[2:])
@@ -109,14 +109,14 @@ def _load_idx(source: Source, data_dir: Path | None, pixel_range: PixelRange) ->
 def _load_cifar(data_dir: Path | None, pixel_range: PixelRange) -> Dataset:
     found = directories.find(CIFAR10, data_dir)
     train, test = (
-        _labelled(*cifar.read_batches(paths, _remedy(CIFAR10)), pixel_range)
+        _labelled(*cifar.read_batches(paths, _remedy(CIFAR10, data_dir)), pixel_range)
         for paths in (found.files[:-1], found.files[-1:])
     )
     return Dataset(name="cifar10", train=train, test=test, num_classes=cifar.NUM_CLASSES, is_synthetic=False)
 
 
-def _remedy(source: Source) -> str:
-    return f"delete it and {directories.how_to_get(source)}"
+def _remedy(source: Source, data_dir: Path | None) -> str:
+    return f"delete it and {directories.how_to_get(source, data_dir)}"
 
 
 def _labelled(images: NDArray[np.uint8], labels: NDArray[np.int64], pixel_range: PixelRange) -> LabelledData:

@@ -102,12 +102,12 @@ def _materialised(items: Any, what: str) -> tuple[Tensor, Tensor]:
 def _floats(values: Any) -> Tensor:
     tensor = torch.as_tensor(values)
     if tensor.dtype in (torch.bool, torch.complex64, torch.complex128):
-        raise DataError(f"inputs have type {tensor.dtype}; need real numbers")
+        raise DataError(f"inputs have type {tensor.dtype}; need real numbers, such as x.astype('float32')")
     return tensor.detach().to(torch.float32)
 
 
 def _classes(values: Any) -> Tensor:
     tensor = torch.as_tensor(values)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise DataError(f"classes have type {tensor.dtype}; need whole numbers from 0")
+        raise DataError(f"classes have type {tensor.dtype}; need whole numbers from 0, such as y.astype('int64')")
     return tensor.detach().to(torch.int64)

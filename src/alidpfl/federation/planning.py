@@ -163,9 +163,11 @@ class RoundPlanner:
         """τ that at least one of the round's clients can pay for, and would run."""
         steps = min(decision.local_steps, self._settings.max_local_steps or decision.local_steps)
         steps = min(steps, max(self._settings.client_limits.get(client, steps) for client in cohort))
+        limited = steps < decision.local_steps
         if self._method.release == "step":
             steps = min(steps, max(self._affordable(client, state) for client in cohort))
-        return replace(decision, local_steps=steps)
+        why = f"{decision.why}, held to {steps} by the limit of a round" if limited else decision.why
+        return replace(decision, local_steps=steps, why=why)
 
     def _steps_left(self, progress: Progress, state: Mapping[str, Any], cohort: Sequence[ClientId]) -> int:
         """Local steps that the federation can still run: R_c − Σ τ where everybody takes part in every round.

@@ -54,14 +54,15 @@ def run_over_nodes(link: Link, run_config: Mapping[str, Scalar]) -> Outcome:
 def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, directory: RunDirectory) -> Prepared:
     """Find the nodes, fix who is which client, and put the run together."""
     parts = make_parts(config)
-    _refuse_what_nodes_cannot(config, options, parts.method)
+    refuse_what_nodes_cannot(config, options, parts.method)
     dataset = load_data(config) if options.evaluate else None
     kept = directory.members() if RunDirectory.is_run(directory.path) else None  # a killed start leaves some behind
-    wanted = _Wanted(config, parts, dataset)
+    tell = _once(link.tell)
+    wanted = _Wanted(config, parts, dataset, tell)
     nodes = _present(options, link, wanted, _known(kept))
     model = wanted.model(task := wanted.task(nodes))
-    fitting = _fitting(nodes, wanted.check(task), link.tell)
-    members = _clients(fitting, kept, options, link.tell)
+    fitting = _fitting(nodes, wanted.check(task), tell)
+    members = _clients(fitting, kept, options, tell)
     run = kept["run"] if kept else secrets.token_hex(8)
     evaluator = None if dataset is None else _evaluator(config, dataset, model, parts.method)
     way = _Way(link=link, run=run, members=members, evaluator=evaluator, options=options)
@@ -131,8 +132,8 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 class _Wanted:
     """What a node must fit: the run's model, for the run's own data set or else for what most nodes have."""
 
-    def __init__(self, config: Config, parts: Parts, dataset: Dataset | None) -> None:
-        self._config, self._parts, self._dataset = config, parts, dataset
+    def __init__(self, config: Config, parts: Parts, dataset: Dataset | None, tell: Callable[[str], None]) -> None:
+        self._config, self._parts, self._dataset, self.tell = config, parts, dataset, tell
         self.model = functools.cache(lambda task: build_model(config, *task))
 
     def task(self, nodes: Sequence[Node]) -> tuple[tuple[int, ...], int]:
@@ -150,11 +151,12 @@ class _Wanted:
             check = self.check(self.task(nodes))
         except NodesMissingError:  # nobody, or as many for this as for that
             return []
-        return numbered(_fitting(nodes, check, _tell_nobody), _tell_nobody)
+        return numbered(_fitting(nodes, check, self.tell), self.tell)
 
 
-def _tell_nobody(_text: str) -> None:
-    """What is told once, when the clients are chosen."""
+def _once(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """As soon as it is known, and not again with every node that comes."""
+    return functools.cache(tell)
 
 
 def _present(options: FlowerOptions, link: Link, wanted: _Wanted, known: Sequence[Member]) -> list[Node]:
@@ -163,7 +165,12 @@ def _present(options: FlowerOptions, link: Link, wanted: _Wanted, known: Sequenc
     def is_enough(nodes: Mapping[NodeId, Node]) -> bool:
         if known:
             return {member.node for member in found_again(known, nodes)} <= nodes.keys()
-        return len(wanted.usable([*nodes.values()])) >= options.nodes
+        there = len(wanted.usable([*nodes.values()]))
+        if there < options.nodes:
+            wanted.tell(
+                f"{there} of {options.nodes} nodes that fit are there; others have {options.wait_for_nodes:g} s"
+            )
+        return there >= options.nodes
 
     return [*gather(link, is_enough, seconds=options.wait_for_nodes).values()]
 
@@ -211,7 +218,7 @@ def _fitting(nodes: Iterable[Node], reason: Callable[[Node], str | None], tell: 
         if (problem := reason(node)) is None:
             fitting.append(node)
         else:
-            tell(f"node {node.node} is left out: {problem}")
+            tell(f"node {node.node} with the vault {node.info.vault!r} is left out: {problem}")
     return fitting
 
 
@@ -222,7 +229,10 @@ def _terms_check(config: Config, parts: Parts, shapes: Mapping[str, tuple[int, .
     def problems(node: Node) -> Iterator[str]:
         terms, limits = node.info.terms, node.info.limits
         if dict(node.info.parameters) != shapes:
-            yield f"its vault is enrolled for another model than model.name={config.model.name!r}"
+            yield (
+                f"its vault is enrolled for another model than model.name={config.model.name!r} of this run, whose "
+                f"parameters are {_brief(shapes)}: another name, or other inputs (data.name; --no-evaluation)"
+            )
         if terms.release != parts.method.release:
             yield f"its vault puts noise on the {terms.release}, {config.method.name} on the {parts.method.release}"
         if rate > terms.sample_rate:
@@ -240,7 +250,8 @@ def _terms_check(config: Config, parts: Parts, shapes: Mapping[str, tuple[int, .
     return lambda node: next(problems(node), None)
 
 
-def _refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Method) -> None:
+def refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Method) -> None:
+    """Known before anything is submitted."""
     if method.needs_public_loss and not options.evaluate:
         raise ConfigError(f"{method.name} looks at the loss on public data, which evaluate=false says the server lacks")
     if config.has_statistics:
@@ -278,6 +289,10 @@ def _evaluator(config: Config, dataset: Dataset, model: nn.Module, method: Metho
         evaluation=evaluation_data(config, dataset),
     )
     return Simulation(model=model, method=method, data=data, seed=0, processes=config.run.processes or 1)
+
+
+def _brief(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in [*shapes.items()][:2])
 
 
 def _fingerprint(members: Sequence[Member]) -> str:

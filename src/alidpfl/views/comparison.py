@@ -38,21 +38,9 @@ def comparison(snapshots: Sequence[RunSnapshot], width: int) -> list[Table | Tex
     return parts
 
 
-def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with keys such as `privacy.epsilon`.
-
-    >>> flattened({"privacy": {"epsilon": 2.0}, "method": {"options": {"draws": 1}}})
-    {'privacy.epsilon': 2.0, 'method.options.draws': 1}
-    """
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
-
-
 def _settings(snapshots: Sequence[RunSnapshot]) -> tuple[dict[str, list[Any]], int]:
     """Values by key where runs differ, and how many keys are the same in all; a key that a run lacks is None."""
-    configs = [flattened(snapshot.config) for snapshot in snapshots]
+    configs = [snapshot.effective_settings() for snapshot in snapshots]
     keys = dict.fromkeys(key for config in configs for key in config)
     values = {key: [config.get(key) for config in configs] for key in keys}
     differing = {key: found for key, found in values.items() if any(value != found[0] for value in found)}

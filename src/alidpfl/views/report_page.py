@@ -5,12 +5,16 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from alidpfl.views.comparison import flattened
 from alidpfl.views.page import facts, figure, page, table
 from alidpfl.views.snapshot import RunSnapshot
 from alidpfl.views.tables import number, rounded_up
 
 _CHARTS = {"accuracy": "test accuracy (%)", "steps": "local steps τ", "epsilon": "ε spent"}
+_CAPTIONS = {
+    "accuracy": "Dots: the rounds in which it was measured.",
+    "steps": "Of every round, as planned.",
+    "epsilon": "After every round, of the client that spent most.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +67,18 @@ def report_page(
         *_told([*(caveat for result in results for caveat in result.caveats), *told]),
     ]
     drawn: dict[str, Any] = {}
-    for name, title in _CHARTS.items() if snapshots else ():
-        body += [f"<h2>{escape(title)}</h2>", figure(name, f"{title} after each round.")]
-        drawn[name] = _chart(name, title, snapshots)
+    for name, title in _CHARTS.items():
+        chart = _chart(name, title, snapshots)
+        if any(series["points"] for series in chart["series"]):  # a deployment may have nothing to measure on
+            body += [f"<h2>{escape(title)}</h2>", figure(name, _CAPTIONS[name])]
+            drawn[name] = chart
     for split in splits:
         body += ["<h2>Who holds what</h2>", _split(split)]
     for result in results:
         body += ["<h2>Tables</h2>", *map(_result_table, result.tables)]
-    for chart in (chart for result in results for chart in result.charts):
-        body += [f"<h2>{escape(chart.title)}</h2>", figure(chart.name, chart.caption)]
-        drawn[chart.name] = chart.chart
+    for made in (made for result in results for made in result.charts):
+        body += [f"<h2>{escape(made.title)}</h2>", figure(made.name, made.caption)]
+        drawn[made.name] = made.chart
     body += ["<h2>Settings</h2>", _settings(snapshots)] if snapshots else []
     return page("alidpfl: report", body, drawn)
 
@@ -88,7 +94,11 @@ def caveats(snapshot: RunSnapshot) -> list[str]:
         found.append(f"{weakness}.")
     if known["is_synthetic"]:
         found.append("The data are synthetic: drawn by a program, not measured anywhere.")
-    if (snapshot.summary or {}).get("randomness") == "seeded":
+    if snapshot.missed_rounds:
+        found.append(
+            f"In {snapshot.missed_rounds} rounds too few clients answered: they are charged, and taught nothing."
+        )
+    if snapshot.is_seeded:
         found.append("A simulation with seeded noise: whoever knows the seed can subtract the noise.")
     if snapshot.can_go_on:
         found.append("The run is not finished.")
@@ -123,6 +133,7 @@ def _headline(snapshot: RunSnapshot) -> str:
         "accuracy": "-" if known["accuracy"] is None else f"{known['accuracy']:.2f} %",
         "ε": "-" if known["epsilon"] is None else rounded_up(known["epsilon"]),
         "δ": _text(known["delta"]),
+        "noise σ": _text(known["noise_multiplier"]),
         "rounds": _text(known["rounds"]),
         "local steps": _text(known["steps"]),
     }
@@ -135,7 +146,7 @@ def _chart(name: str, title: str, snapshots: Sequence[RunSnapshot]) -> dict[str,
         values = {"accuracy": "accuracy", "steps": "local_steps", "epsilon": "epsilon"}
         points = [(record.number, getattr(record, values[name])) for record in snapshot.records]
         known = [[x, float(y)] for x, y in points if y is not None and abs(y) < float("inf")]
-        series.append({"name": snapshot.name, "points": known})
+        series.append({"name": snapshot.name, "points": known, "dots": name == "accuracy"})
     return {"label": f"{title} by round", "x": "round", "y": title, "series": series}
 
 
@@ -161,7 +172,7 @@ def _result_table(made: ResultTable) -> str:
 
 
 def _settings(snapshots: Sequence[RunSnapshot]) -> str:
-    configs = [flattened(snapshot.config) for snapshot in snapshots]
+    configs = [snapshot.effective_settings() for snapshot in snapshots]
     keys = dict.fromkeys(key for config in configs for key in config)
     rows = [[key, *(_text(config.get(key)) for config in configs)] for key in keys]
     return table("Every setting of every run", ["setting", *(snapshot.name for snapshot in snapshots)], rows)

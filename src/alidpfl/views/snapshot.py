@@ -56,6 +56,28 @@ class RunSnapshot:
         return tuple(map(str, found))
 
     @property
+    def is_seeded(self) -> bool:
+        """Whether whoever knows the seed can subtract the noise; where the summary does not say, the settings do."""
+        return bool(self._randomness() == "seeded")
+
+    @property
+    def missed_rounds(self) -> int:
+        """Rounds that were charged and in which too few clients answered: the model stayed as it was."""
+        return sum(not record.aggregated for record in self.records)
+
+    def effective_settings(self) -> dict[str, Any]:
+        """By keys such as `privacy.epsilon`: what took effect, with σ where it was found for the budget."""
+        found = flattened(self.config)
+        if (noise := self._noise_multiplier()) is not None:
+            found["privacy.noise_multiplier"] = noise
+        return {key: value for key, value in found.items() if not (self._is_elsewhere(key) and self.members)}
+
+    @staticmethod
+    def _is_elsewhere(key: str) -> bool:
+        """Over vaults: the owners' data and their own noise."""
+        return key.startswith("data.") or key in ("run.seed", "run.randomness")
+
+    @property
     def can_go_on(self) -> bool:
         """Whether `--resume` has something left to do."""
         return self.summary is None or self.summary.get("stop_reason") == StopReason.INTERRUPTED
@@ -86,11 +108,12 @@ class RunSnapshot:
             "noise_kind": self._setting("privacy", "noise"),
             "clip_norm": self._setting("method", "clip_norm"),
             "learning_rate": self._setting("method", "learning_rate"),
-            "seed": self._setting("run", "seed"),
-            "randomness": (self.summary or {}).get(
-                "randomness", None if self.members else self._setting("run", "randomness")
-            ),
+            "seed": None if self.members else self._setting("run", "seed"),
+            "randomness": self._randomness(),
         }
+
+    def _randomness(self) -> Any:
+        return (self.summary or {}).get("randomness", None if self.members else self._setting("run", "randomness"))
 
     def _data(self) -> dict[str, Any]:
         """Whose records: over vaults the owners', of which the configuration knows nothing."""
@@ -140,6 +163,18 @@ class RunSnapshot:
         """A setting, or None: an old or hand-made config.toml may lack it."""
         table = self.config.get(section)
         return table.get(key) if isinstance(table, Mapping) else None
+
+
+def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with keys such as `privacy.epsilon`.
+
+    >>> flattened({"privacy": {"epsilon": 2.0}, "method": {"options": {"draws": 1}}})
+    {'privacy.epsilon': 2.0, 'method.options.draws': 1}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def _number(value: Any) -> Any:

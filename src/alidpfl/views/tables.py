@@ -20,6 +20,9 @@ def summary_table(snapshot: RunSnapshot) -> Table:
     facts = snapshot.facts()
     for heading, cell in (_SETTINGS | RESULTS).items():
         table.add_row(Text(heading), cell(facts))
+    if snapshot.missed_rounds:
+        told = f"in {snapshot.missed_rounds} rounds too few clients answered: charged, and the model stayed as it was"
+        table.add_row(Text("WARNING", style="bold red"), Text(told))
     if not snapshot.covers_everything:
         table.add_row(Text("WARNING", style="bold red"), Text(NOT_COVERED, style="bold red"))
         for reason in snapshot.uncovered:
@@ -62,10 +65,14 @@ def _epsilon(facts: Mapping[str, Any]) -> Text:
 
 
 _NO_DECIMALS_FROM = 1e12  # and what is not a number
+_FEW_DIGITS_BELOW = 1e-3
 
 
 def rounded_up(epsilon: float) -> str:
-    """Four decimals, and never less than was spent."""
+    """Four decimals, of very little two digits, and never less than was spent."""
+    if 0 < epsilon < _FEW_DIGITS_BELOW:
+        digits = Decimal(str(epsilon))
+        return f"{digits.quantize(Decimal(1).scaleb(digits.adjusted() - 1), rounding=ROUND_CEILING):.2g}"
     return _decimals(epsilon, 4, ROUND_CEILING)
 
 
