@@ -75,8 +75,8 @@ IN_SHORT = """## In short
 - **Our recipes** at ε = 2 in 158 rounds, mean of {seeds} seeds, and the paper's ALI-DPFL: {recipes}.
 - **The paper's tables** with its network and its accountant: how many of its figures ours reach, {reached}.
   [Where ours and the paper differ](#where-ours-and-the-paper-differ).
-- **Adaptivity**, pairs of runs with the same seed: {adaptivity}. At a constant step size that is too large for `ratio`, and
-  with τ at one of two limits in every round: no evidence for the bound. With a step that decays, `ratio` wins.
+- **Adaptivity**, pairs of runs with the same seed: {adaptivity}. At a constant step size that is too large for `ratio`,
+  and with τ at one of two limits in every round: no evidence for the bound. With a step that decays, `ratio` wins.
   [Is adaptivity worth it?](#is-adaptivity-worth-it)
 """
 

@@ -123,7 +123,9 @@ def _notes(snapshots: "Sequence[RunSnapshot]", plot: Path | None) -> list[str]:
     from alidpfl.views.snapshot import NOT_COVERED
 
     notes = [
-        f"{s.name}: running or interrupted; resume with `alidpfl run --resume {shlex.quote(str(s.path))}`"
+        f"{s.name}: being written by {s.holder}"
+        if s.holder
+        else f"{s.name}: interrupted; go on with `alidpfl run --resume {shlex.quote(str(s.path))}`"
         for s in snapshots
         if s.can_go_on
     ]

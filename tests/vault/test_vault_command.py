@@ -193,7 +193,7 @@ def test_init_refuses_what_it_cannot_keep(tmp_path, records):
         ({"data": records, "num_classes": 3, "model": "resnet"}, "--model='resnet' must be one of 'cnn', "),
         (
             {"data": records, "num_classes": 3, "model": "cnn"},
-            'needs images, and inputs have shape (6,): use "linear" (--model linear',
+            'needs images, and inputs have shape (6,): use "linear" or "mlp" (--model linear',
         ),
         ({"data": records, "num_classes": 3, "min_clip_norm": 2}, "vault init: min_clip_norm=2.0 must not exceed"),
         ({"data": records, "num_classes": 3, "anchor": tmp_path / "no" / "anchor"}, "is not a folder"),

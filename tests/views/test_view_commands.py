@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from alidpfl.cli_views import compare, show
 from alidpfl.errors import AliDpflError
+from alidpfl.store import RunDirectory
 from tests.views.runs import CONFIG, SUMMARY, make_run
 
 app = typer.Typer()
@@ -38,7 +39,9 @@ def test_show_of_a_run_that_goes_on_says_how_to_resume(tmp_path):
     path = make_run(tmp_path / "first")
     with (path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"round": 5, "lo')  # being written now
-    assert f"first: running or interrupted; resume with `alidpfl run --resume {path}`" in run("show", path)
+    assert f"first: interrupted; go on with `alidpfl run --resume {path}`" in run("show", path)
+    with RunDirectory.open(path).lock():
+        assert f"first: being written by process {os.getpid()} on " in run("show", path)
 
 
 def test_show_of_a_run_that_has_hardly_begun(tmp_path):
@@ -101,8 +104,8 @@ def test_compare(tmp_path):
     paths = [make_run(tmp_path / "one", summary=SUMMARY), make_run(tmp_path / "two")]
     text = run("compare", *paths)
     assert "● one\n▲ two\n" in text
-    assert "two: running or interrupted" in text
-    assert "one: running" not in text
+    assert "two: interrupted; go on with" in text
+    assert "one: interrupted" not in text
     documents = json.loads(run("compare", *paths, "--json"))
     assert [document["finished"] for document in documents] == [True, False]
 

@@ -31,6 +31,8 @@ def make_model(name: ModelName, input_shape: tuple[int, ...], num_classes: int, 
         if name == "mlp":
             return mlp(input_shape, num_classes, hidden)
         if len(input_shape) != _IMAGE_DIMS:
-            raise ConfigError(f'model.name="{name}" needs images, and inputs have shape {input_shape}: use "linear"')
+            raise ConfigError(
+                f'model.name="{name}" needs images, and inputs have shape {input_shape}: use "linear" or "mlp"'
+            )
         build = paper_cnn if name == "cnn" else compact_cnn
         return build((input_shape[0], input_shape[1], input_shape[2]), num_classes)

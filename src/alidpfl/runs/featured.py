@@ -74,7 +74,7 @@ def map_for(config: Config, input_shape: tuple[int, ...]) -> FeatureMap:
     """The features that a configuration asks for."""
     if len(input_shape) != _IMAGE_DIMS:
         raise ConfigError(
-            f'model.name="{config.model.name}" needs images, and inputs have shape {input_shape}: use "linear"'
+            f'model.name="{config.model.name}" needs images, and inputs have shape {input_shape}: use "linear" or "mlp"'
         )
     shape = (input_shape[0], input_shape[1], input_shape[2])
     return FeatureMap(

@@ -94,6 +94,14 @@ class RunDirectory:
 
         return exclusive_lock(self.path / _LOCK, owner_of=self.path)
 
+    def holder(self) -> str | None:
+        """Who writes this run now, such as "process 7 on host"; None: nobody, or somebody whom we may not know."""
+        with suppress(ImportError, OSError):
+            from alidpfl.store.lock import lock_holder
+
+            return lock_holder(self.path / _LOCK)
+        return None
+
     # Settings
 
     @property

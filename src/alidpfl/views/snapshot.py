@@ -25,6 +25,8 @@ class RunSnapshot:
     environment: Mapping[str, Any] | None = None
     members: Mapping[str, Any] | None = None
     """The nodes of a run over vaults; None for one on one machine."""
+    holder: str | None = None
+    """The process that writes it now, as far as we may know."""
 
     @classmethod
     def load(cls, path: str | Path) -> "RunSnapshot":
@@ -39,6 +41,7 @@ class RunSnapshot:
             summary=run.summary(),
             environment=run.environment(),
             members=run.members(),
+            holder=run.holder(),
         )
 
     @property
