@@ -90,3 +90,28 @@ def test_the_module_behind_the_installed_command():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("alidpfl: delta=7.0 must be in (0, 1)")
     assert done.stderr.count("\n") == 1
+
+
+def test_what_steps_cost():
+    result = run("account", "--delta", "5e-6", "--steps", "62", "--steps", "314", "--json")
+    document = json.loads(result.stdout)
+    assert [cost["steps"] for cost in document["costs"]] == [62, 314]
+    for cost in document["costs"]:
+        steps = privacy.SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=cost["steps"])
+        for accountant, found in cost["epsilon"].items():
+            assert found == privacy.epsilon([steps], 5e-6, accountant=accountant)
+    shown = run("account", "--steps", "314").stdout
+    assert ["at", "most,", "rdp-paper", "1.9997"] in [line.replace("│", " ").split() for line in shown.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "5", "--epsilon", "2"], "give one of them"),
+        (["--steps", "0"], "steps=0"),
+        (["--steps", "-1"], "steps=-1"),
+    ],
+)
+def test_steps_that_cannot_be(arguments, message):
+    result = run("account", *arguments)
+    assert (result.exit_code, message in result.stderr) == (2, True)
