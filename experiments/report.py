@@ -76,7 +76,8 @@ IN_SHORT = """## In short
 - **The paper's tables** with its network and its accountant: how many of its figures ours reach, {reached}.
   [Where ours and the paper differ](#where-ours-and-the-paper-differ).
 - **Adaptivity**, pairs of runs with the same seed: {adaptivity}. At a constant step size that is too large for `ratio`,
-  and with τ at one of two limits in every round: no evidence for the bound. With a step that decays, `ratio` wins.
+  and with τ at one of two limits in every round: no evidence for the bound. Where a control was run, twice the pace
+  without any signal, [it does as well as `ali`](#which-policy-wins-where).
   [Is adaptivity worth it?](#is-adaptivity-worth-it)
 """
 

@@ -226,3 +226,32 @@ def test_what_decided_the_steps_of_ali_is_counted():
     twice = made_result(listed["R_s = 2 R_c"], 90.0)
     lemma_1 = {twice.key: dataclasses.replace(twice, noise_multiplier=1.1, local_steps=[1, 1])}
     assert adaptivity._what_decided(lemma_1) == ""
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ("ali", "early", "by {digits} and {network} on drawn digits, and by {synthetic} on Synthetic(1, 1)"),
+        ("ali", "ratio", "gains on `ratio` at a constant step ({digits} and {network}, all 5 seeds)"),
+        ("early", "ratio", "`early` gains too ({digits}, {network})"),
+        (
+            "ratio + late decay",
+            "ratio at twice the step",
+            "late decay gains {digits} (3 of 5 seeds) and {network} (2 of 5) on drawn digits, where η could be larger "
+            "still, and {synthetic} (9 of 10) on Synthetic(1, 1)",
+        ),
+        ("ali at twice the step", "ratio + late decay", "constant: {digits} and {network} on `ratio + late decay`"),
+    ],
+)
+def test_the_notes_on_policies_quote_the_runs(one, other, told):
+    def mean(name):
+        lines = [
+            json.loads(line) for line in (ROOT / "results" / "policies" / f"{name}.jsonl").read_text().splitlines()
+        ]
+        accuracy = {(line["arm"], line["seed"]): line["accuracy"] for line in lines}
+        pairs = [accuracy[one, seed] - accuracy[other, seed] for arm, seed in accuracy if arm == one]
+        return f"{sum(pairs) / len(pairs):+.2f}".replace("+", "+ ").replace("-", "- ")
+
+    notes = " ".join((ROOT / "experiments" / "notes.md").read_text().split())
+    figures = {"digits": "strokes-linear", "network": "strokes-cnn", "synthetic": "synthetic"}
+    assert told.format(**{place: mean(name) for place, name in figures.items()}) in notes
