@@ -107,7 +107,7 @@ def test_a_corrupt_file_of_a_set_names_the_command_that_mends_it(tmp_path):
     folder = write_set(tmp_path)
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(b"junk")
     with pytest.raises(
-        DataError, match=r"train-labels-idx1-ubyte\.gz cannot.*delete it and run `alidpfl data get mnist`"
+        DataError, match=r"train-labels-idx1-ubyte\.gz cannot.*delete it and run `alidpfl data get mnist --data-dir "
     ):
         load("mnist", data_dir=tmp_path)
 

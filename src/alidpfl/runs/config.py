@@ -189,8 +189,8 @@ class FederationSection(_Section):
         None,
         gt=0,
         le=1,
-        description="Cap on one client's share of the average; left out: none. `alidpfl flower init` writes 0.5, since "
-        "a node's size is its own word.",
+        description="Cap on one client's share of the average, and so many updates are a quorum that none exceeds it; "
+        "left out: none. `alidpfl flower init` writes 0.5, since a node's size is its own word.",
     )
     weight_exponent: float = Field(
         1.0,
