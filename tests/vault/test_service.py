@@ -285,7 +285,7 @@ def test_callers_that_do_not_ask_are_hung_up_on(tmp_path, monkeypatch):
             callers = [await asyncio.open_unix_connection(where) for _ in range(3)]
             for (_, writer), said in zip(callers, (b"", b"GET / HTTP/1.1\r\n", ASKED), strict=True):
                 writer.write(said)
-            found = [await reader.read(12) for reader, _ in callers]
+            found = [await asyncio.wait_for(reader.read(12), 20) for reader, _ in callers]
             for _, writer in callers:
                 writer.close()
                 await writer.wait_closed()
