@@ -2,6 +2,7 @@
 
 import json
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
@@ -11,8 +12,6 @@ from rich.table import Table
 from alidpfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from alidpfl.vault.custody import Vault
     from alidpfl.vault.source import FileSource, SplitSource
 
@@ -150,7 +149,9 @@ def serve(
     except ModuleNotFoundError as error:
         raise ConfigError(f"serving needs {error.name}: install alidpfl with the extra 'vault'") from None
 
-    run_service(folder.absolute(), socket_path=socket, group=group, known_head=head, on_ready=_announcing(folder))
+    run_service(
+        folder.absolute(), socket_path=socket, group=group, known_head=head, on_ready=partial(_announce, folder)
+    )
 
 
 @vault_app.command()
@@ -205,18 +206,15 @@ def _flag(key: str) -> str:
     return f"--{_FLAGS.get(key, key.rpartition('.')[2]).replace('_', '-')}"
 
 
-def _announcing(folder: Path) -> "Callable[[Vault, Path], None]":
-    def announce(vault: "Vault", where: Path) -> None:
-        unsafe, anchor = ", ".join(vault.policy.unsafe), vault.policy.anchor_file
-        if unsafe:
-            typer.echo(f"warning: the policy admits {unsafe}: no epsilon covers what that shows", err=True)
-        if anchor is None:
-            typer.echo("note: without an anchor, a restored copy of this folder would spend again unnoticed", err=True)
-        elif anchor.stat().st_dev == folder.stat().st_dev:
-            typer.echo("note: the anchor is on the vault's own disk: a restored copy of it would spend again", err=True)
-        typer.echo(f"listening on {where}; ledger head {vault.ledger.head}")
-
-    return announce
+def _announce(folder: Path, vault: "Vault", where: Path) -> None:
+    unsafe, anchor = ", ".join(vault.policy.unsafe), vault.policy.anchor_file
+    if unsafe:
+        typer.echo(f"warning: the policy admits {unsafe}: no epsilon covers what that shows", err=True)
+    if anchor is None:
+        typer.echo("note: without an anchor, a restored copy of this folder would spend again unnoticed", err=True)
+    elif anchor.stat().st_dev == folder.stat().st_dev:
+        typer.echo("note: the anchor is on the vault's own disk: a restored copy of it would spend again", err=True)
+    typer.echo(f"listening on {where}; ledger head {vault.ledger.head}")
 
 
 def _print_status(told: dict[str, Any], folder: Path) -> None:

@@ -179,8 +179,8 @@ VAULT_MUTANTS = (
     (
         "vault: lines are not sealed",
         f"{VAULT}/chain.py",
-        "return line[-_SEAL_BYTES:] == _SEAL.format(found).encode()",
-        "return True",
+        "return found if line[-_SEAL_BYTES:] == _SEAL.format(found).encode() else None",
+        "return found",
         CHAIN,
     ),
     (
@@ -476,7 +476,7 @@ VAULT_MUTANTS = (
     (
         "vault: a second writer's line is dropped, and its charge with it",
         "src/alidpfl/vault/chain.py",
-        "if _is_sealed(rest):",
+        "if _seal_of(rest) is not None:",
         "if False:",
         "tests/vault/test_chain.py",
     ),

@@ -113,11 +113,8 @@ class OneByOneClipper:
                 # Copies, whose memory begins on a boundary: how a product rounds may depend on that too.
                 yield self._gradient(inputs[row : row + 1].clone(), targets[row : row + 1].clone())
 
+    @full_precision(_CPU)
     def _gradient(self, x: Tensor, y: Tensor) -> SampleGradient:
-        with full_precision(_CPU):
-            return self._gradient_in_full(x, y)
-
-    def _gradient_in_full(self, x: Tensor, y: Tensor) -> SampleGradient:
         if self._is_softmax:
             return _softmax_gradient(self.parameters["weight"].detach(), x[0], int(y[0]))
         with torch.enable_grad():

@@ -139,7 +139,7 @@ class RoundPlanner:
         numbers = [self._method.numbers(observed.method_state, client) for client in cohort]
         max_rounds = self._rounds_possible(progress)
         max_steps = progress.local_steps + self._steps_left(progress, observed.method_state, cohort)
-        used = max(progress.round / max_rounds, progress.local_steps / max_steps)
+        used = _share_used(progress.round, max_rounds, progress.local_steps, max_steps)
         return Situation(
             round=progress.round,
             max_rounds=max_rounds,
@@ -199,9 +199,8 @@ class RoundPlanner:
         settings = self._settings
 
         def used(step: int) -> float:
-            by_rounds = (situation.round + step / local_steps) / situation.max_rounds
-            by_steps = (situation.steps_spent + step) / situation.max_steps
-            return min(1.0, max(by_rounds, by_steps))
+            rounds, steps = situation.round + step / local_steps, situation.steps_spent + step
+            return _share_used(rounds, situation.max_rounds, steps, situation.max_steps)
 
         return tuple(learning_rate(settings.schedule, settings.learning_rate, used(j)) for j in range(local_steps))
 
@@ -233,6 +232,11 @@ class RoundPlanner:
 
     def _random(self, kind: int, round_number: int) -> np.random.Generator:
         return np.random.default_rng([self._settings.seed, kind, round_number])
+
+
+def _share_used(rounds: float, max_rounds: int, steps: int, max_steps: int) -> float:
+    """Of the scarcer budget, by which step sizes fall."""
+    return min(1.0, max(rounds / max_rounds, steps / max_steps))
 
 
 def _check_policy(policy: object) -> None:

@@ -131,7 +131,7 @@ def verified(content: bytes | None, heads: Sequence[tuple[str, Head]], source: P
         _check_head(head, entries, where, source)
     if rest and b"\n" in rest[:-1]:
         raise DataError(f"{source} line {len(entries) + 1} is damaged, and others follow it. {_REMEDY}")
-    if _is_sealed(rest):  # whole, and yet not the next one: somebody else wrote it, and acted on it
+    if _seal_of(rest) is not None:  # whole, and yet not the next one: somebody else wrote it, and acted on it
         raise DataError(f"{source} line {len(entries) + 1} does not follow the one before: two vaults wrote. {_REMEDY}")
     return entries, rest
 
@@ -156,12 +156,10 @@ def _check_head(head: Head, entries: Sequence[Entry], where: str, source: Path) 
 
 def _opened(line: bytes, before: Entry | None) -> Entry | None:
     """The entry in a line; None if the line is not whole, or not the one that comes next."""
-    if not _is_sealed(line):
+    if (found := _seal_of(line)) is None:
         return None
-    text = line[:-_SEAL_BYTES] + b"}"
-    found = hashlib.sha256(text).hexdigest()
     try:
-        values = parse_json(text)
+        values = parse_json(_unsealed(line))
         counter, previous = values.pop("counter"), values.pop("previous")
     except (ValueError, AttributeError, KeyError, TypeError):  # sealed by somebody else's program
         return None
@@ -169,10 +167,14 @@ def _opened(line: bytes, before: Entry | None) -> Entry | None:
     return Entry(counter=counter, hash=found, values=values) if (counter, previous) == expected else None
 
 
-def _is_sealed(line: bytes) -> bool:
-    """Whether a line is as somebody wrote it."""
-    found = hashlib.sha256(line[:-_SEAL_BYTES] + b"}").hexdigest()
-    return line[-_SEAL_BYTES:] == _SEAL.format(found).encode()
+def _seal_of(line: bytes) -> str | None:
+    """The hash of a line that is as somebody wrote it; None of any other."""
+    found = hashlib.sha256(_unsealed(line)).hexdigest()
+    return found if line[-_SEAL_BYTES:] == _SEAL.format(found).encode() else None
+
+
+def _unsealed(line: bytes) -> bytes:
+    return line[:-_SEAL_BYTES] + b"}"
 
 
 class Chain:
