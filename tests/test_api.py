@@ -323,7 +323,7 @@ class _Says:
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (_Bare(), "policy _Bare has no needs_raw_signals, needs_curvature, decide; docs/extend.md"),
+        (_Bare(), "policy _Bare has no needs_raw_signals, needs_curvature, decide; alidpfl.policies.Policy"),
         (_Says(3), r"policy 'says' decided 3; decide\(\) must return an alidpfl.Decision"),
         (_Says(Decision(local_steps=0, why="nothing")), "local_steps of policy 'says'=0 must be at least 1"),
     ],

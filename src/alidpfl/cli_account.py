@@ -4,10 +4,9 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from alidpfl.cli_progress import DESCRIPTION, moving_line
 from alidpfl.errors import ConfigError
 
 
@@ -51,7 +50,7 @@ def account(
 
 def _costs(sample_rate: float, noise_multiplier: float, delta: float, counts: list[int]) -> list[dict[str, Any]]:
     """One entry for each number of steps: ε by each accountant, never less than is spent."""
-    with _progress() as progress:
+    with moving_line(DESCRIPTION) as progress:
         task = progress.add_task("loading the accountants")
         from alidpfl.privacy import ACCOUNTANTS, SampledGaussian, epsilon
 
@@ -81,7 +80,7 @@ def _columns(
     sample_rate: float, noise_multiplier: float, delta: float, epsilons: list[float] | None
 ) -> list[dict[str, Any]]:
     """One entry for each ε: the steps by each accountant (0 where not one is paid for) and what the paper prints."""
-    with _progress() as progress:
+    with moving_line(DESCRIPTION) as progress:
         task = progress.add_task("loading the accountants")
         from alidpfl.privacy import ACCOUNTANTS, PrivacyBudget, SampledGaussian, paper
 
@@ -114,12 +113,6 @@ def _steps_or_zero(budget: Any, sample_rate: float, noise_multiplier: float, acc
         return max_steps(budget, sample_rate, noise_multiplier, accountant=accountant)
     except BudgetExceededError:
         return 0
-
-
-def _progress() -> Progress:
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print_columns(columns: list[dict[str, Any]], title: str) -> None:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from alidpfl.cli_progress import progress_bar
 from alidpfl.errors import ConfigError
 
 _EXIT_REFUTED = 1
@@ -71,24 +71,12 @@ def _check_plot(plot: Path) -> None:
 
 
 def _measured(path: Path | None, overrides: list[str], asked: dict[str, Any]) -> dict[str, Any]:
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task, lines = progress.add_task("loading", total=1.0), _Lines()
-
-        def tell(what: str, share: float) -> None:
-            progress.update(task, description=what, completed=share)
-            if not console.is_terminal:
-                lines.tell(what, share)
-
+    with progress_bar() as show:
         from alidpfl.audit import audit_config
         from alidpfl.runs import load_config
 
-        found = audit_config(
-            load_config(path, overrides),
-            on_progress=tell,
-            **asked,
-        )
+        tell = show if Console(stderr=True).is_terminal else _Lines().tell
+        found = audit_config(load_config(path, overrides), on_progress=tell, **asked)
     return found.to_json()
 
 

@@ -1,16 +1,17 @@
 """`alidpfl data`: what data there are, how to get them, and who holds what. Parse, call, print."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
+
+from alidpfl.cli_progress import progress_bar
+from alidpfl.types import OnProgress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,7 +76,7 @@ def get(
     """
     from alidpfl import data
 
-    with _progress() as on_progress:
+    with progress_bar() as on_progress:
         folder = data.get(name, data.download_directory(data_dir), on_progress=on_progress)
     typer.echo(f"{name} is in {folder}")
 
@@ -101,7 +102,7 @@ def show(
     """
     from alidpfl import data
 
-    with _progress() as on_progress:
+    with progress_bar() as on_progress:
         dataset = _load(name, clients, data_dir, seed, on_progress)
     kind = partition or (PartitionKind.DIRICHLET if dataset.natural_clients is None else PartitionKind.NATURAL)
     parts = _parts(dataset, kind, clients, beta, seed)
@@ -122,9 +123,7 @@ def show(
         _warn_of(small, sample_rate)
 
 
-def _load(
-    name: str, clients: int, data_dir: Path | None, seed: int, on_progress: Callable[[str, float], None]
-) -> "Dataset":
+def _load(name: str, clients: int, data_dir: Path | None, seed: int, on_progress: OnProgress) -> "Dataset":
     from alidpfl import data
 
     options: dict[str, Any] = {"clients": clients} if name == "synthetic" else {}
@@ -212,17 +211,3 @@ def _warn_of(small: Sequence[int], sample_rate: float) -> None:
         f"sample_rate={sample_rate:g}: they add mostly noise; raise the sample rate or beta, or take fewer clients",
         err=True,
     )
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar on standard error, gone at the end; nothing where that is not a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=1.0, visible=False)
-
-        def report(what: str, share: float) -> None:
-            progress.update(task, description=what, completed=share, visible=True)
-
-        yield report

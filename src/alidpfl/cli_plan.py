@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
+from alidpfl.cli_progress import progress_bar
 from alidpfl.inputs.quantities import as_bytes, as_seconds, option
 
 _COMPUTED_BY = ("inputs", "planner", "policies", "privacy")
@@ -87,20 +86,14 @@ def _answer(wishes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _computed(wishes: dict[str, Any]) -> dict[str, Any]:
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("loading the accountants", total=1.0)
+    with progress_bar("loading the accountants") as tell:
         from alidpfl.inputs.lookup import named
         from alidpfl.planner import MODEL_SIZES, Wishes, make_plan
 
         given = dict(wishes)
         model, num_params = given.pop("model"), given.pop("num_params")
         given["num_params"] = named("model", model, MODEL_SIZES) if num_params is None else num_params
-        made = make_plan(
-            Wishes(**given),
-            on_progress=lambda what, share: progress.update(task, description=what, completed=share),
-        )
+        made = make_plan(Wishes(**given), on_progress=tell)
     return made.to_json()
 
 

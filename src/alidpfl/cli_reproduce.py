@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import MofNCompleteColumn
 
+from alidpfl.cli_progress import DESCRIPTION, bar, moving_line
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.quantities import as_seconds, option
 
@@ -140,10 +140,8 @@ class _Screen:
 
     def __init__(self, on_finished: Callable[[], None]) -> None:
         self._on_finished, self._finished = on_finished, 0
-        console = Console(stderr=True)
-        columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-        self._is_terminal = console.is_terminal
-        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.progress = moving_line(bar(), MofNCompleteColumn(), DESCRIPTION)
+        self._is_terminal = self.progress.console.is_terminal
         self._task = self.progress.add_task("loading", total=None)
         self._told = 0
 

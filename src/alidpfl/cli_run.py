@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from alidpfl.cli_progress import DESCRIPTION, bar, moving_line
 from alidpfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -124,17 +124,9 @@ class _Screen:
     """Progress on standard error: a line that moves on a terminal; elsewhere a plain line for each evaluation."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(),
-        )
-        self._progress = Progress(
-            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
-        )
+        facts = TextColumn("{task.fields[facts]}")
+        self._progress = moving_line(DESCRIPTION, bar(), facts, TimeRemainingColumn())
+        self._console = self._progress.console
         self._task: TaskID = self._progress.add_task("", total=None, facts="")
         self._accuracy = ""
 

@@ -1,15 +1,15 @@
 """`alidpfl vault`: enrol a data set, serve it, see what it has spent. Parse, call, print."""
 
 import json
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 from rich.table import Table
 
 from alidpfl.errors import ConfigError
+from alidpfl.types import NoiseKind, Release
 
 if TYPE_CHECKING:
     from alidpfl.vault.custody import Vault
@@ -27,27 +27,6 @@ _FLAGS = {"accounting.kind": "accounting", "model.name": "model", "dirichlet_bet
 Folder = Annotated[Path, typer.Option("--dir", help="The vault's folder.")]
 
 
-class Accounting(StrEnum):
-    """How steps are charged."""
-
-    PLANNED = "planned"
-    FILTER = "filter"
-
-
-class Release(StrEnum):
-    """What the noise goes on."""
-
-    STEP = "step"
-    UPDATE = "update"
-
-
-class OnExcess(StrEnum):
-    """What happens to more steps than the policy allows."""
-
-    CUT = "cut"
-    REFUSE = "refuse"
-
-
 @vault_app.command()
 def init(
     *,
@@ -60,14 +39,19 @@ def init(
     max_clip_norm: Annotated[float, typer.Option(help="Largest C.")],
     max_steps_per_round: Annotated[int, typer.Option(help="Largest τ.")],
     min_clip_norm: Annotated[float, typer.Option(help="Least C.")] = 1e-3,
-    on_excess: Annotated[OnExcess, typer.Option(help="Steps beyond the limit or the budget.")] = OnExcess.CUT,
+    on_excess: Annotated[Literal["cut", "refuse"], typer.Option(help="Steps beyond the limit or the budget.")] = "cut",
     accounting: Annotated[
-        Accounting, typer.Option(help="planned: every step at q and least σ; filter: at its own, for adap_dpfl.")
-    ] = Accounting.PLANNED,
-    accountant: Annotated[str, typer.Option(help="Of planned accounting: pld, rdp or rdp-paper.")] = "pld",
-    release: Annotated[Release, typer.Option(help="update: for pe_dpfl with variant output only.")] = Release.STEP,
-    noise: Annotated[str, typer.Option(help="gaussian, or grid: exact to the last bit, and slower.")] = "gaussian",
-    model: Annotated[str, typer.Option(help="cnn, compact_cnn, linear or mlp.")] = "compact_cnn",
+        Literal["planned", "filter"],
+        typer.Option(help="planned: every step at q and least σ; filter: at its own, for adap_dpfl."),
+    ] = "planned",
+    accountant: Annotated[
+        Literal["pld", "rdp", "rdp-paper"], typer.Option(help="Of planned accounting; pld is the tightest.")
+    ] = "pld",
+    release: Annotated[Release, typer.Option(help="update: for pe_dpfl with variant output only.")] = "step",
+    noise: Annotated[NoiseKind, typer.Option(help="grid: exact to the last bit, and slower.")] = "gaussian",
+    model: Annotated[
+        Literal["cnn", "compact_cnn", "linear", "mlp"], typer.Option(help="What is trained.")
+    ] = "compact_cnn",
     hidden: Annotated[int, typer.Option(help="Width of mlp.")] = 128,
     num_classes: Annotated[int | None, typer.Option(help="Of your own file: public, so not taken from it.")] = None,
     keep_answers: Annotated[int, typer.Option(help="Answers kept, to be sent again.")] = 20,
@@ -93,18 +77,18 @@ def init(
         "anchor": str(anchor.absolute()) if anchor else None,
         "noise": noise,
         "budget": {"epsilon": epsilon, "delta": delta},
-        "accounting": {"kind": accounting.value, "accountant": accountant},
+        "accounting": {"kind": accounting, "accountant": accountant},
         "terms": {
             "sample_rate": sample_rate,
             "min_noise_multiplier": min_noise_multiplier,
-            "release": release.value,
+            "release": release,
         },
         "model": {"name": model, "hidden": hidden},
         "limits": {
             "max_steps_per_round": max_steps_per_round,
             "min_clip_norm": min_clip_norm,
             "max_clip_norm": max_clip_norm,
-            "on_excess": on_excess.value,
+            "on_excess": on_excess,
         },
         "service": {"keep_answers": keep_answers},
     }

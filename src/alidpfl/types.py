@@ -1,12 +1,18 @@
 """The values that travel between server, clients, policies and records. No behaviour, no torch at import."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+OnProgress: TypeAlias = Callable[[str, float], None]
+"""Told what is being done, and the share of it that is done."""
+
+OnShare: TypeAlias = Callable[[float], None]
+"""Told the share that is done, by work that has one name only."""
 
 ClientId: TypeAlias = int
 """Number of a client, from 0."""

@@ -25,6 +25,10 @@ def _error(*overrides: str) -> str:
     [
         ("pricavy.epsilon=2", ["pricavy", "did you mean privacy?"]),
         ("privacy.epsilom=2", ["privacy.epsilom", "did you mean privacy.epsilon?"]),
+        ("privacy.seed=2", ["privacy.seed", "did you mean run.seed?"]),
+        ("privacy.zzz=2", ["privacy.zzz is not a setting; [privacy] has epsilon, delta"]),
+        ("zzz.epsilon=2", ["zzz is not a setting; the sections are data, "]),
+        ("method.name=zzz", ["method.name='zzz' must be one of 'fedavg_dp'"]),
         ("method.name=ali_dpfk", ["method.name='ali_dpfk'", "'fedavg_dp'", "did you mean 'ali_dpfl'?"]),
         ("method.policy=rato", ["method.policy='rato'", "'corrected'", "did you mean 'ratio'?"]),
         ('unsafe=["signals"]', ["privacy.unsafe.0='signals'", "did you mean 'unaccounted-signals'?"]),
@@ -62,6 +66,7 @@ def _error(*overrides: str) -> str:
         ("traffic_limit=5 parsecs", ["federation.traffic_limit='5 parsecs'", "5GB"]),
         ("traffic_limit=" + "9" * 400 + "GB", ["federation.traffic_limit", "5GB"]),
         ("epsilom=2", ["--set epsilom", "did you mean privacy.epsilon?"]),
+        ("zzz=2", ["--set zzz: there is no such key; the sections are data, "]),
         ("name=x", ["--set name", "data.name", "model.name", "method.name"]),
         ("epsilon", ["--set epsilon", "key=value"]),
         ("", ["--set", "key=value"]),

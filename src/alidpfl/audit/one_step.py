@@ -7,7 +7,6 @@ step is the second one of its round: noise that only first steps have would show
 touch is looked at by itself, see noise.py.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scipy.special import ndtri
@@ -18,8 +17,7 @@ from alidpfl.audit.noise import NoiseAudit, NoiseMeter
 from alidpfl.audit.subject import Subject, stream
 from alidpfl.inputs import checks
 from alidpfl.inputs.checks import whole
-
-OnProgress = Callable[[str, float], None]
+from alidpfl.types import OnProgress
 
 _CANARY, _DRAWS = 1, 2  # numbers of streams
 _LARGEST_ASKED = 1_000_000

@@ -1,8 +1,7 @@
 """Every data set by its name."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +23,8 @@ from alidpfl.data.strokes_cache import load_or_draw
 from alidpfl.data.synthetic import SyntheticSettings, make_synthetic
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.lookup import named
+from alidpfl.types import OnProgress
 from alidpfl.user_cache import user_cache
-
-OnProgress: TypeAlias = Callable[[str, float], None]
-"""Told what is being done and which share of it is done, 0 to 1."""
 
 NAMES = ("strokes", "mnist", "fashion_mnist", "cifar10", "synthetic", "npz")
 """The data sets that `load` knows."""

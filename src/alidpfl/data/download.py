@@ -3,9 +3,8 @@
 import hashlib
 import tarfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO
 
 from alidpfl.data import files
 from alidpfl.data.directories import DATA_DIR_VARIABLE, present
@@ -13,9 +12,7 @@ from alidpfl.data.sources import SOURCES, KnownFile, Source
 from alidpfl.data.transfer import fetch
 from alidpfl.errors import DataError
 from alidpfl.inputs.lookup import named
-
-OnProgress: TypeAlias = Callable[[str, float], None]
-"""Told what is being done and which share of it is done, 0 to 1."""
+from alidpfl.types import OnProgress, OnShare
 
 
 def get(name: str | Source, into: Path, *, on_progress: OnProgress | None = None, base_url: str | None = None) -> Path:
@@ -82,7 +79,7 @@ def _get_archive(source: Source, base_url: str, into: Path, report: OnProgress) 
     target.unlink()
 
 
-def _fetch_checked(url: str, target: Path, expected: str, algorithm: str, on_share: Callable[[float], None]) -> None:
+def _fetch_checked(url: str, target: Path, expected: str, algorithm: str, on_share: OnShare) -> None:
     """Download to `target`; what does not have the expected sum is thrown away."""
     while True:
         fetched = fetch(url, target, on_share)

@@ -1,7 +1,6 @@
 """Keeps features on disk, so that they are computed once for each set of images and not in every run."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +9,14 @@ from torch import Tensor
 
 from alidpfl.data import files
 from alidpfl.features import FeatureMap
+from alidpfl.types import OnShare
 
 
 def load_or_compute(
     feature_map: FeatureMap,
     images: Tensor,
     cache_dir: Path,
-    on_progress: Callable[[float], None] | None = None,
+    on_progress: OnShare | None = None,
 ) -> dict[str, Tensor]:
     """Features of `images`, from `cache_dir` if they are there and whole, otherwise computed and put there.
 
@@ -34,7 +34,7 @@ def _digest(images: Tensor) -> str:
 
 
 def _compute_and_keep(
-    feature_map: FeatureMap, images: Tensor, path: Path, on_progress: Callable[[float], None] | None
+    feature_map: FeatureMap, images: Tensor, path: Path, on_progress: OnShare | None
 ) -> dict[str, Tensor]:
     features = feature_map.compute(images, on_progress)
     files.cache_arrays(path, {name: values.numpy() for name, values in features.items()}, is_private=True)

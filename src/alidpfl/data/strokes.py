@@ -8,7 +8,6 @@ The same bytes on every machine: random numbers are uniform (no libm), coordinat
 only, the pen is a table of whole numbers, and sums of whole numbers below 2^24 are exact in float32 in any order.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from alidpfl.data import glyphs
 from alidpfl.data.glyphs import Glyph
+from alidpfl.types import OnShare
 
 Images: TypeAlias = NDArray[np.uint8]
 Labels: TypeAlias = NDArray[np.int64]
@@ -54,7 +54,7 @@ class Drawn:
     labels: Labels
 
 
-def draw(count: int, *, seed: int, split: int = 0, on_progress: Callable[[float], None] | None = None) -> Drawn:
+def draw(count: int, *, seed: int, split: int = 0, on_progress: OnShare | None = None) -> Drawn:
     """`count` images, as many of each digit as possible, in random order.
 
     Args:

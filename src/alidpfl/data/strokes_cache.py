@@ -1,6 +1,5 @@
 """Keeps the drawn digits on disk, so that they are drawn once for each seed and not in every process."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 from alidpfl.data import files, strokes
 from alidpfl.data.strokes import NUM_TEST, NUM_TRAIN, SIDE, Drawn
 from alidpfl.inputs import checks
+from alidpfl.types import OnShare
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
@@ -21,14 +21,14 @@ class StrokeImages:
     test: Drawn
 
 
-def load_or_draw(seed: int, cache_dir: Path, on_share: Callable[[float], None] | None = None) -> StrokeImages:
+def load_or_draw(seed: int, cache_dir: Path, on_share: OnShare | None = None) -> StrokeImages:
     """The images of `seed`, from `cache_dir` if they are there and whole, otherwise drawn and put there."""
     checks.whole("seed", seed)
     path = cache_dir / f"strokes-v{strokes.VERSION}-seed{seed}.npz"
     return _read(path) or _draw_and_keep(seed, path, on_share)
 
 
-def _draw_and_keep(seed: int, path: Path, on_share: Callable[[float], None] | None) -> StrokeImages:
+def _draw_and_keep(seed: int, path: Path, on_share: OnShare | None) -> StrokeImages:
     share = NUM_TRAIN / (NUM_TRAIN + NUM_TEST)
     report = on_share or (lambda _share: None)
     drawn = StrokeImages(

@@ -10,12 +10,12 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from alidpfl.errors import DataError
+from alidpfl.types import OnShare
 
 _BLOCK = 1 << 16
 _TIMEOUT = 30.0  # seconds without a byte
@@ -25,8 +25,6 @@ _ABANDONED = 600.0  # seconds without a write after which a claimed part has no 
 _RANGE_NOT_SATISFIABLE = 416
 _PARTIAL_CONTENT = 206
 _SERVER_ERROR = 500
-
-OnShare = Callable[[float], None]
 
 
 class _BrokenOffError(Exception):

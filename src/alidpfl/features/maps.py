@@ -1,6 +1,5 @@
 """Fixed image features: blocks that need no data, so that computing them costs no privacy."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +17,7 @@ from alidpfl.features.scattering import STRIDE
 from alidpfl.features.upright import upright
 from alidpfl.inputs import checks
 from alidpfl.inputs.lookup import named
+from alidpfl.types import OnShare
 
 VERSION = 1
 """Goes up with every change of the values beyond rounding: it is part of the cache's key."""
@@ -98,7 +98,7 @@ class FeatureMap:
         return f"features-v{VERSION}-{shape}-{cut}{prepared}{learned}"
 
     @torch.no_grad()
-    def compute(self, images: Tensor, on_progress: Callable[[float], None] | None = None) -> dict[str, Tensor]:
+    def compute(self, images: Tensor, on_progress: OnShare | None = None) -> dict[str, Tensor]:
         """Features of every image, by block.
 
         Args:

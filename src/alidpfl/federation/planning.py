@@ -244,5 +244,5 @@ def _check_policy(policy: object) -> None:
     missing = [name for name in _OF_A_POLICY if not hasattr(policy, name)]
     if missing:
         raise ConfigError(
-            f"the policy {type(policy).__name__} has no {', '.join(missing)}; docs/extend.md shows what one needs"
+            f"the policy {type(policy).__name__} has no {', '.join(missing)}; alidpfl.policies.Policy says what that is"
         )

@@ -24,23 +24,19 @@ def named(what: str, name: str, options: Mapping[str, Found]) -> Found:
     if not options:
         raise ConfigError(f"{what}={name!r} is not known; there are none")
     likely = nearest(str(name), options)
-    hint = f"did you mean {likely!r}? There" if _is_near(str(name), likely) else "there"
+    hint = f"did you mean {likely!r}? There" if likely is not None else "there"
     raise ConfigError(f"{what}={name!r} is not known; {hint} are: {', '.join(options)}")
 
 
-def nearest(word: str, names: Iterable[str]) -> str:
-    """Of `names`, of which there must be one at least, that which `word` was most likely meant to be.
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """Of `names` that which `word` was most likely meant to be; none if all are far off: that would only mislead.
 
     >>> nearest("Fashion-MNIST", ["mnist", "fashion_mnist"])
     'fashion_mnist'
     """
     spelled = {_spelling(name): name for name in names}
-    return spelled[difflib.get_close_matches(_spelling(word), spelled, n=1, cutoff=0.0)[0]]
-
-
-def _is_near(word: str, name: str) -> bool:
-    """Whether it could be a slip: what is far off would only mislead."""
-    return difflib.SequenceMatcher(None, _spelling(word), _spelling(name)).ratio() >= _NEAR
+    found = difflib.get_close_matches(_spelling(word), spelled, n=1, cutoff=_NEAR)
+    return spelled[found[0]] if found else None
 
 
 def _spelling(name: str) -> str:

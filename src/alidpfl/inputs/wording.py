@@ -51,7 +51,8 @@ def refused(problem: Mapping[str, Any], name: str, value: object, field: FieldIn
         listed = ", ".join(f"'{option}'" for option in options)
         meant = nearest(problem["input"], options)
         place = "".join(f".{part}" for part in problem["loc"] if isinstance(part, int))  # in a list
-        return f"{name}{place}={shown(problem['input'])} must be one of {listed}; did you mean {meant!r}?"
+        hint = "" if meant is None else f"; did you mean {meant!r}?"
+        return f"{name}{place}={shown(problem['input'])} must be one of {listed}{hint}"
     return f"{name}={shown(value)} must be {expected(field)}"
 
 

@@ -1,7 +1,7 @@
 """The answer: what the budgets pay for, how each policy would spend them, and what is left over."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,13 +19,12 @@ from alidpfl.privacy import (
     max_steps,
     noise_multiplier_for,
 )
+from alidpfl.types import OnProgress
 
 DEFAULT_POLICY = "ali"
 
 _HOPELESS = 1.0
 _WORTH_SAYING = 0.05
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +104,7 @@ class Plan:
         }
 
 
-def make_plan(wishes: Wishes, *, on_progress: Progress | None = None) -> Plan:
+def make_plan(wishes: Wishes, *, on_progress: OnProgress | None = None) -> Plan:
     """Answer them; ConfigError or BudgetExceededError, saying what would be possible, where there is no answer."""
     tell = on_progress or (lambda _what, _share: None)
     named("accountant", wishes.accountant, dict.fromkeys(ACCOUNTANTS))
@@ -139,7 +138,7 @@ def make_plan(wishes: Wishes, *, on_progress: Progress | None = None) -> Plan:
     )
 
 
-def _choose(wishes: Wishes, rounds: int, tell: Progress) -> tuple[Setting, list[Setting]]:
+def _choose(wishes: Wishes, rounds: int, tell: OnProgress) -> tuple[Setting, list[Setting]]:
     """q, σ and T as decided, or the best found, with the front that it was found on."""
     if wishes.sample_rate is not None and wishes.noise_multiplier is not None:
         steps = _steps_or_refuse(wishes, rounds)

@@ -17,7 +17,7 @@ The closed form of Gaussian DP proposes the settings, the accountant then comput
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -26,6 +26,7 @@ from alidpfl.planner.wishes import Wishes
 from alidpfl.policies import noise_power
 from alidpfl.privacy import MAX_STEPS, max_steps, noise_multiplier_bound, noise_multiplier_for
 from alidpfl.privacy.gaussian_dp import limiting_noise
+from alidpfl.types import OnShare
 
 NEAR_ENOUGH = 0.97
 """Where no compute limit is given, the recommended setting is the cheapest with this share of the best signal-to-noise:
@@ -65,7 +66,7 @@ class Setting:
         return 1 / self.signal_to_noise
 
 
-def pareto_front(wishes: Wishes, rounds: int, on_progress: Callable[[float], None] | None = None) -> list[Setting]:
+def pareto_front(wishes: Wishes, rounds: int, on_progress: OnShare | None = None) -> list[Setting]:
     """Settings none of which another beats in both compute and signal-to-noise, cheapest first.
 
     Their noise is safe: never less than the accountant asks for, and at most 1 % more.
@@ -96,9 +97,7 @@ def best_of(wishes: Wishes, front: Sequence[Setting]) -> Setting:
     return min((s for s in front if s.signal_to_noise >= enough), key=lambda setting: setting.epochs)
 
 
-def choose(
-    wishes: Wishes, rounds: int, on_progress: Callable[[float], None] | None = None
-) -> tuple[Setting, list[Setting]]:
+def choose(wishes: Wishes, rounds: int, on_progress: OnShare | None = None) -> tuple[Setting, list[Setting]]:
     """The recommended setting, with the least noise that the accountant admits, and the front that it is on."""
     front = pareto_front(wishes, rounds, on_progress)
     best = best_of(wishes, front)
@@ -152,7 +151,7 @@ def _accounted(wishes: Wishes, rounds: int, setting: Setting) -> Setting:
     return made_setting(wishes, rate, noise, rounds, steps)
 
 
-def _front_at(noise: float, wishes: Wishes, rounds: int, on_progress: Callable[[float], None] | None) -> list[Setting]:
+def _front_at(noise: float, wishes: Wishes, rounds: int, on_progress: OnShare | None) -> list[Setting]:
     """The front at a decided σ: some rates of the whole range, then all that are near the best of them."""
     rates = _rates(wishes)
     stride = math.ceil(len(rates) / _SHOWN)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -135,8 +136,8 @@ def load_grid(name: str) -> Grid:
             raise ConfigError(f"cannot read the grid {path}: {error.strerror}") from None
         return _parsed(path.stem, content, str(path))
     named("grid", name, dict.fromkeys((*NAMES, "a file of your own, such as mine.toml")))
-    grid = _parsed(name, _shipped(name), name)
-    return grid if name == SEARCH else grid.model_copy(update={"tuned": tomllib.loads(_shipped("tuned"))})
+    grid = _parsed(name, _text(name), name)
+    return grid if name == SEARCH else grid.model_copy(update={"tuned": tomllib.loads(_text("tuned"))})
 
 
 def cells(
@@ -187,8 +188,12 @@ def _cell(grid: Grid, column: Column, method: Method, *, dataset: str, accountan
     )
 
 
-def _shipped(name: str) -> str:
-    return (files("alidpfl.reproduction") / "grids" / f"{name}.toml").read_text(encoding="utf-8")
+def _text(name: str) -> str:
+    return _shipped(name).read_text(encoding="utf-8")
+
+
+def _shipped(name: str) -> Traversable:
+    return files("alidpfl.reproduction") / "grids" / f"{name}.toml"
 
 
 def _check_choice(what: str, chosen: Sequence[str], known: Sequence[str]) -> None:
@@ -206,4 +211,4 @@ def _parsed(name: str, content: str, source: str) -> Grid:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         told = "is missing" if first["type"] == "missing" else first["msg"]
-        raise ConfigError(f"{source}: {key}: {told}; docs/reproduce.md has a whole grid as an example") from None
+        raise ConfigError(f"{source}: {key}: {told}; a whole grid is {_shipped('small')}") from None

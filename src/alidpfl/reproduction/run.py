@@ -44,7 +44,7 @@ class Tally:
         return self.seconds / self.finished * left if self.finished else None
 
 
-OnProgress = Callable[[Tally, Sequence[Cell]], None]
+OnTally = Callable[[Tally, Sequence[Cell]], None]
 """Called with the tally and the cells that are running."""
 
 
@@ -55,7 +55,7 @@ def reproduce(
     *,
     jobs: int = 1,
     limit: float | None = None,
-    on_progress: OnProgress = lambda _tally, _running: None,
+    on_progress: OnTally = lambda _tally, _running: None,
 ) -> Tally:
     """Run every cell that has no result, until all have, or `limit` seconds are over; then running cells are stopped.
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +23,7 @@ from alidpfl.privacy import GaussianRelease, Ledger, noise_multiplier_for
 from alidpfl.runs.config import STATISTICS, STATISTICS_SETTINGS, Config, DataSection, ModelSection
 from alidpfl.runs.featured import Statistics, featured, map_for, statistics_bytes
 from alidpfl.runs.run_data import load_data, simulation_data
+from alidpfl.types import OnProgress
 
 # Settings of their own, or parts of the method: a configuration must not have un-noised signals sent, say.
 _NOT_OPTIONS = frozenset(
@@ -94,7 +95,7 @@ def prepare(
     config: Config,
     *,
     statistics: Statistics | None = None,
-    on_progress: Callable[[str, float], None] | None = None,
+    on_progress: OnProgress | None = None,
     around: Around = as_it_is,
 ) -> Prepared:
     """Everything but the training of a simulated run, with something `around` its engine.

@@ -80,9 +80,7 @@ def _full_key(key: str) -> str:
         return f"{homes[0]}.{key}"
     if homes:
         raise ConfigError(f"--set {key}: say which, {' or '.join(f'{home}.{key}' for home in homes)}")
-    everything = [f"{section}.{name}" for section, names in keys().items() for name in names]
-    by_name = {full.partition(".")[2]: full for full in everything}
-    raise ConfigError(f"--set {key}: there is no such key; did you mean {by_name[nearest(key, by_name)]}?")
+    raise ConfigError(f"--set {key}: there is no such key; {_hint([key])}")
 
 
 def _value(text: str) -> Any:
@@ -96,7 +94,7 @@ def _value(text: str) -> Any:
 def _explained(problem: Any, values: Mapping[str, Any]) -> str:
     path = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        return f"{shortened('.'.join(path))} is not a setting; did you mean {_nearest_key(path)}?"
+        return f"{shortened('.'.join(path))} is not a setting; {_hint(path)}"
     section = Config.model_fields[path[0]].annotation
     if len(path) == 1:
         first, field = next(iter(_fields(section).items()))
@@ -105,9 +103,15 @@ def _explained(problem: Any, values: Mapping[str, Any]) -> str:
     return refused(problem, f"{path[0]}.{path[1]}", values[path[0]][path[1]], field)
 
 
-def _nearest_key(path: list[str]) -> str:
+def _hint(path: list[str]) -> str:
+    """What was meant: a key of another section, one spelled nearly so; else what there is."""
+    homes = {name: f"{section}.{name}" for section, names in keys().items() for name in names}
+    if path[-1] in homes:
+        return f"did you mean {homes[path[-1]]}?"
     if len(path) == 1:
-        homes = {name: section for section, names in keys().items() for name in names}
-        candidates = {**{section: section for section in keys()}, **{n: f"{s}.{n}" for n, s in homes.items()}}
-        return candidates[nearest(path[0], candidates)]
-    return f"{path[0]}.{nearest(path[-1], keys()[path[0]])}"
+        near, there_are = {**homes, **{section: section for section in keys()}}, f"the sections are {', '.join(keys())}"
+    else:
+        near = {name: f"{path[0]}.{name}" for name in keys()[path[0]]}
+        there_are = f"[{path[0]}] has {', '.join(near)}"
+    meant = nearest(path[-1], near)
+    return there_are if meant is None else f"did you mean {near[meant]}?"

@@ -21,7 +21,7 @@ from alidpfl.runs.config_file import parse_config
 from alidpfl.runs.featured import Statistics
 from alidpfl.store import Checkpoint, RoundTiming, RunDirectory, describe_environment
 from alidpfl.store.tensorboard import TensorBoardWriter
-from alidpfl.types import RoundRecord, StopReason
+from alidpfl.types import OnProgress, RoundRecord, StopReason
 
 _FREE_TO_CHANGE = ("run.processes", "run.device")  # what no result depends on
 
@@ -69,7 +69,7 @@ class Outcome:
 class Listener:
     """What a caller wants to be told while a run goes on."""
 
-    on_loading: Callable[[str, float], None] = lambda _what, _share: None
+    on_loading: OnProgress = lambda _what, _share: None
     on_start: Callable[[Prepared, int], None] = lambda _prepared, _rounds_done: None
     on_round: Callable[[RoundRecord, float], None] = lambda _record, _seconds: None
 

@@ -4,7 +4,7 @@ The statistics are released by every client, with noise of its own, before the f
 `releases_before` in build.py. Beside them, a record's features depend on that record only.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,12 +20,12 @@ from alidpfl.features import FeatureMap, Standardiser
 from alidpfl.federation.planning import BYTES_PER_NUMBER
 from alidpfl.federation.process import steady_arithmetic
 from alidpfl.runs.config import Config
+from alidpfl.types import OnProgress
 from alidpfl.user_cache import user_cache
 
 Statistics = Mapping[str, Tensor]
 """What was released: `mean` of all features, `scale` of those of low frequency."""
 
-OnProgress = Callable[[str, float], None]
 
 _ROWS_AT_A_TIME = 1024
 _IMAGE_DIMS = 3

@@ -1,6 +1,5 @@
 """`run --plan auto`: sampling rate and noise as the planner finds them for a configuration's clients and model."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from alidpfl.errors import ConfigError
@@ -11,10 +10,11 @@ from alidpfl.privacy import GaussianRelease, noise_multiplier_for
 from alidpfl.runs.build import accountant_of, releases_before
 from alidpfl.runs.config import Config
 from alidpfl.runs.public import public_facts
+from alidpfl.types import OnProgress
 
 
 def planned(
-    config: Config, *, max_epochs: float | None = None, on_progress: Callable[[str, float], None] | None = None
+    config: Config, *, max_epochs: float | None = None, on_progress: OnProgress | None = None
 ) -> tuple[Config, Setting]:
     """The configuration with q and σ chosen, and τ where the policy is `fixed`; what it sets itself stays.
 

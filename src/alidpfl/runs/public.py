@@ -1,6 +1,5 @@
 """What is no secret about a run before it begins: for the planner and for reports."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from alidpfl.data.partition import label_counts
@@ -10,6 +9,7 @@ from alidpfl.runs.build import accountant_of, build_model, check_choices
 from alidpfl.runs.config import Config
 from alidpfl.runs.featured import map_for
 from alidpfl.runs.run_data import load_data, simulation_data
+from alidpfl.types import OnProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class PublicFacts:
     accountant: str
 
 
-def public_facts(config: Config, *, on_progress: Callable[[str, float], None] | None = None) -> PublicFacts:
+def public_facts(config: Config, *, on_progress: OnProgress | None = None) -> PublicFacts:
     """For the planner."""
     check_choices(config)
     dataset = load_data(config, on_progress)

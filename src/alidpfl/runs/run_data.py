@@ -1,6 +1,5 @@
 """The data of a run: what is learnt from, who holds what, what may be looked at."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError
 from alidpfl.federation.settings import Part
 from alidpfl.runs.config import Config
+from alidpfl.types import OnProgress
 
 
-def load_data(config: Config, on_progress: Callable[[str, float], None] | None = None) -> Dataset:
+def load_data(config: Config, on_progress: OnProgress | None = None) -> Dataset:
     """The configured data set."""
     data = config.data
     options: dict[str, Any] = {}
