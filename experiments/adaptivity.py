@@ -48,9 +48,9 @@ class _Tally:
 
     differences: dict[tuple, float] = field(default_factory=dict)
 
-    def add(self, dataset: str, one: Result, other: Result) -> None:
+    def add(self, one: Result, other: Result) -> None:
         runs = [(tuple(result.local_steps), result.accuracy) for result in (one, other)]
-        self.differences[dataset, one.settings["run.seed"], *runs] = one.accuracy - other.accuracy
+        self.differences[_split(one), *runs] = one.accuracy - other.accuracy
 
     def __str__(self) -> str:
         changes = list(self.differences.values())
@@ -85,8 +85,15 @@ def answer(grids: Sequence[Grid], known: Mapping[str, Result]) -> str:
 
 
 def _how_far_alike(tallies: _Tallies) -> str:
-    seeds = {(dataset, seed) for tally in tallies.values() for dataset, seed, *_ in tally.differences}
-    return f"from {len(seeds)} splits of {len({d for d, _ in seeds})} data sets: pairs of one split are not independent"
+    splits = {split for tally in tallies.values() for split, *_ in tally.differences}
+    datasets = {name for name, *_ in splits}
+    return f"from {len(splits)} splits of {len(datasets)} data sets: pairs of one split are not independent"
+
+
+def _split(result: Result) -> tuple:
+    """Who holds what: all that tells two splits apart."""
+    told_by = ("data.name", "data.partition", "data.dirichlet_beta", "run.seed")
+    return tuple(result.settings.get(name) for name in told_by)
 
 
 def _what_decided(known: Mapping[str, Result]) -> str:
@@ -162,7 +169,7 @@ def _by_place(grid: Grid, known: Mapping[str, Result]) -> dict[tuple[str, ...], 
 
 def _row(place: tuple[str, ...], methods: Mapping[str, Seeds], tallies: _Tallies) -> list[str]:
     def against(name: str, one: Seeds, other_name: str, other: Seeds) -> str:
-        return _against(place[1], one, other, tallies.setdefault((name, other_name), _Tally()))
+        return _against(one, other, tallies.setdefault((name, other_name), _Tally()))
 
     ratio = methods[_YARDSTICK]
     columns = [*place, f"{_mean(ratio):.2f} (n = {len(ratio)})"]
@@ -186,12 +193,12 @@ def _mean(seeds: Seeds) -> float:
     return statistics.mean(result.accuracy for result in seeds.values())
 
 
-def _against(dataset: str, one: Seeds, other: Seeds, tally: _Tally) -> str:
+def _against(one: Seeds, other: Seeds, tally: _Tally) -> str:
     both = sorted(one.keys() & other.keys())
     if not both:
         return "-"
     for seed in both:
-        tally.add(dataset, one[seed], other[seed])
+        tally.add(one[seed], other[seed])
     differences = [one[seed].accuracy - other[seed].accuracy for seed in both]
     better, worse = _counts(differences)
     counts = f" ({better} better, {worse} worse)" if len(both) > 1 else ""
