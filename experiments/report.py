@@ -148,12 +148,10 @@ def beyond(run: Sequence[Table]) -> str:
 
 def _reproduced(run: Sequence[Table], dataset: str) -> str:
     """ALI-DPFL as the paper has it, in the cell of Table I that the recipes are held against."""
-    wanted = (dataset, "R_s = R_c/2", "ali_dpfl", "rdp-paper")
-    for table in run:
-        for cell in table.entries if table.grid.name == "small" else ():
-            if (cell.dataset, cell.column, cell.method, cell.accountant) == wanted and cell.mean is not None:
-                return f"{cell.mean:.2f} (n = {len(cell.by_seed)})"
-    return "not run"
+    entries = [entry for table in run if table.grid.name == "small" for entry in table.entries]
+    found = {(entry.dataset, entry.column, entry.method, entry.accountant): entry for entry in entries}
+    cell = found.get((dataset, "R_s = R_c/2", "ali_dpfl", "rdp-paper"))
+    return "not run" if cell is None or cell.mean is None else f"{cell.mean:.2f} (n = {len(cell.by_seed)})"
 
 
 def _cells(found: list[dict]) -> list[str]:

@@ -9,6 +9,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Te
 from alidpfl.types import OnProgress
 
 DESCRIPTION = TextColumn("{task.description}")
+BAR = BarColumn(bar_width=24)
+"""Short enough for a narrow terminal."""
 
 
 def moving_line(*columns: ProgressColumn) -> Progress:
@@ -20,11 +22,6 @@ def moving_line(*columns: ProgressColumn) -> Progress:
 @contextmanager
 def progress_bar(first: str = "loading") -> Iterator[OnProgress]:
     """For work that tells what it does and the share of it that is done; `first` is shown until it does."""
-    with moving_line(DESCRIPTION, bar(), TimeRemainingColumn()) as progress:
+    with moving_line(DESCRIPTION, BAR, TimeRemainingColumn()) as progress:
         task = progress.add_task(first, total=1.0)
         yield lambda what, share: progress.update(task, description=what, completed=share)
-
-
-def bar() -> BarColumn:
-    """Short enough for a narrow terminal."""
-    return BarColumn(bar_width=24)

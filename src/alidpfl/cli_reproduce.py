@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import MofNCompleteColumn
 
-from alidpfl.cli_progress import DESCRIPTION, bar, moving_line
+from alidpfl.cli_progress import BAR, DESCRIPTION, moving_line
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.quantities import as_seconds, option
 
@@ -140,7 +140,7 @@ class _Screen:
 
     def __init__(self, on_finished: Callable[[], None]) -> None:
         self._on_finished, self._finished = on_finished, 0
-        self.progress = moving_line(bar(), MofNCompleteColumn(), DESCRIPTION)
+        self.progress = moving_line(BAR, MofNCompleteColumn(), DESCRIPTION)
         self._is_terminal = self.progress.console.is_terminal
         self._task = self.progress.add_task("loading", total=None)
         self._told = 0

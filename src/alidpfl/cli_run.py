@@ -11,7 +11,7 @@ import typer
 from rich.progress import TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from alidpfl.cli_progress import DESCRIPTION, bar, moving_line
+from alidpfl.cli_progress import BAR, DESCRIPTION, moving_line
 from alidpfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class _Screen:
 
     def __init__(self) -> None:
         facts = TextColumn("{task.fields[facts]}")
-        self._progress = moving_line(DESCRIPTION, bar(), facts, TimeRemainingColumn())
+        self._progress = moving_line(DESCRIPTION, BAR, facts, TimeRemainingColumn())
         self._console = self._progress.console
         self._task: TaskID = self._progress.add_task("", total=None, facts="")
         self._accuracy = ""

@@ -3,13 +3,13 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 from rich.table import Table
 
 from alidpfl.errors import ConfigError
-from alidpfl.types import NoiseKind, Release
+from alidpfl.types import AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultModel
 
 if TYPE_CHECKING:
     from alidpfl.vault.custody import Vault
@@ -22,7 +22,7 @@ vault_app = typer.Typer(
 )
 
 _Source = TypeVar("_Source", "FileSource", "SplitSource")
-_FLAGS = {"accounting.kind": "accounting", "model.name": "model", "dirichlet_beta": "beta", "seed": "split_seed"}
+_FLAGS = {"dirichlet_beta": "beta", "seed": "split_seed"}
 
 Folder = Annotated[Path, typer.Option("--dir", help="The vault's folder.")]
 
@@ -39,19 +39,15 @@ def init(
     max_clip_norm: Annotated[float, typer.Option(help="Largest C.")],
     max_steps_per_round: Annotated[int, typer.Option(help="Largest τ.")],
     min_clip_norm: Annotated[float, typer.Option(help="Least C.")] = 1e-3,
-    on_excess: Annotated[Literal["cut", "refuse"], typer.Option(help="Steps beyond the limit or the budget.")] = "cut",
+    on_excess: Annotated[OnExcess, typer.Option(help="Steps beyond the limit or the budget.")] = "cut",
     accounting: Annotated[
-        Literal["planned", "filter"],
+        AccountingKind,
         typer.Option(help="planned: every step at q and least σ; filter: at its own, for adap_dpfl."),
     ] = "planned",
-    accountant: Annotated[
-        Literal["pld", "rdp", "rdp-paper"], typer.Option(help="Of planned accounting; pld is the tightest.")
-    ] = "pld",
+    accountant: Annotated[AccountantName, typer.Option(help="Of planned accounting; pld is the tightest.")] = "pld",
     release: Annotated[Release, typer.Option(help="update: for pe_dpfl with variant output only.")] = "step",
     noise: Annotated[NoiseKind, typer.Option(help="grid: exact to the last bit, and slower.")] = "gaussian",
-    model: Annotated[
-        Literal["cnn", "compact_cnn", "linear", "mlp"], typer.Option(help="What is trained.")
-    ] = "compact_cnn",
+    model: Annotated[VaultModel, typer.Option(help="What is trained.")] = "compact_cnn",
     hidden: Annotated[int, typer.Option(help="Width of mlp.")] = 128,
     num_classes: Annotated[int | None, typer.Option(help="Of your own file: public, so not taken from it.")] = None,
     keep_answers: Annotated[int, typer.Option(help="Answers kept, to be sent again.")] = 20,

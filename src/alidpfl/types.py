@@ -23,6 +23,18 @@ Release: TypeAlias = Literal["step", "update"]
 NoiseKind: TypeAlias = Literal["gaussian", "grid"]
 """Floating-point Gaussian noise, or whole numbers on a grid: exact, and slower (docs/floating-point.md)."""
 
+AccountantName: TypeAlias = Literal["pld", "rdp", "rdp-paper"]
+"""Who computes ε; `pld` is the tightest."""
+
+AccountingKind: TypeAlias = Literal["planned", "filter"]
+"""Of a vault: every step is charged at the terms' q and σ, or at its own by a Rényi filter."""
+
+OnExcess: TypeAlias = Literal["cut", "refuse"]
+"""Of a vault: what becomes of more steps than its policy allows."""
+
+VaultModel: TypeAlias = Literal["cnn", "compact_cnn", "linear", "mlp"]
+"""What a vault builds by itself and trains."""
+
 UNACCOUNTED_SIGNALS = "unaccounted-signals"
 """In `unsafe`: un-noised signals may be looked at, which no ε covers."""
 

@@ -205,6 +205,7 @@ def test_init_refuses_what_it_cannot_keep(tmp_path, records):
     unknown = init(folder, data=records, num_classes=3, model="resnet")
     assert unknown.exit_code == 2
     assert "'--model': 'resnet' is not one of 'cnn'," in unknown.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["records.npz"]
     assert init(folder, data=records, num_classes=3).exit_code == 0
     again = init(folder, data=records, num_classes=3)
     assert again.exit_code == 2

@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from alidpfl.inputs.quantities import as_bytes, as_seconds
 from alidpfl.methods import DEFAULT_POLICIES
 from alidpfl.privacy import PrivacyBudget
-from alidpfl.types import NoiseKind, Release
+from alidpfl.types import AccountantName, NoiseKind, Release
 
 _LOCAL_STEPS = {"adap_dpfl": 3, "pe_dpfl": 3}  # as the ALI-DPFL paper runs them
 
@@ -112,7 +112,7 @@ class PrivacySection(_Section):
 
     epsilon: float = Field(2.0, gt=0, le=1e6, description="ε of every client.")
     delta: float = Field(1e-5, gt=0, lt=1, description="δ of every client.")
-    accountant: Literal["pld", "rdp", "rdp-paper"] = Field("pld", description="How ε is computed; pld is the tightest.")
+    accountant: AccountantName = Field("pld", description="How ε is computed; pld is the tightest.")
     sample_rate: float = Field(0.04, ge=1e-9, le=1, description="q: probability that a record joins a batch.")
     noise_multiplier: float | None = Field(
         None, gt=0, examples=[1.1], description="σ; left out: the least that pays for `max_steps` steps."

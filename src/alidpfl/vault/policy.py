@@ -16,7 +16,7 @@ from alidpfl.errors import ConfigError
 from alidpfl.inputs.wording import refused, shortened, shown, together
 from alidpfl.store.files import disk_errors
 from alidpfl.store.toml_writer import to_toml
-from alidpfl.types import NoiseKind, Release
+from alidpfl.types import AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultModel
 
 FORMAT: Literal["alidpfl-vault-policy-1"] = "alidpfl-vault-policy-1"
 PINNED = ("budget", "accounting", "terms", "model")
@@ -43,12 +43,10 @@ class BudgetSection(_Section):
 class AccountingSection(_Section):
     """[accounting]: "planned" charges every step at the terms' q and σ, "filter" at its own by a Rényi filter."""
 
-    kind: Literal["planned", "filter"] = Field(
+    kind: AccountingKind = Field(
         "planned", description="Charge each step at the terms' q and σ, or at its own by a Rényi filter."
     )
-    accountant: Literal["pld", "rdp", "rdp-paper"] = Field(
-        "pld", description="Of planned accounting; `pld` is the tightest."
-    )
+    accountant: AccountantName = Field("pld", description="Of planned accounting; `pld` is the tightest.")
 
 
 class TermsSection(_Section):
@@ -64,7 +62,7 @@ class TermsSection(_Section):
 class ModelSection(_Section):
     """[model]: what is trained, built by the vault itself."""
 
-    name: Literal["cnn", "compact_cnn", "linear", "mlp"] = Field("compact_cnn", description="What is trained.")
+    name: VaultModel = Field("compact_cnn", description="What is trained.")
     hidden: int = Field(128, ge=1, le=100_000, description="`mlp`: width of the hidden layer.")
 
 
@@ -74,9 +72,7 @@ class LimitsSection(_Section):
     max_steps_per_round: int = Field(ge=1, le=1_000_000, examples=[10], description="The largest τ.")
     min_clip_norm: float = Field(1e-3, ge=1e-6, le=1e6, description="The least C.")
     max_clip_norm: float = Field(ge=1e-6, le=1e6, examples=[1.0], description="The largest C.")
-    on_excess: Literal["cut", "refuse"] = Field(
-        "cut", description="Serve as many steps as the policy allows, or refuse the round."
-    )
+    on_excess: OnExcess = Field("cut", description="Serve as many steps as the policy allows, or refuse the round.")
 
     @model_validator(mode="after")
     def _in_order(self) -> "LimitsSection":
