@@ -47,10 +47,12 @@ def reproduce(  # noqa: PLR0917 - they are options
 
     Example: alidpfl reproduce small --datasets mnist,fashion_mnist --seeds 3 --jobs 2 --limit 2h
     """
+    from alidpfl.reproduction.results import STORE, Results, lines_of
     from alidpfl.reproduction.run import reproduce as run_all
 
-    chosen = _chosen(datasets, methods, columns, accountants)
-    grid, cells, results = _opened(name, chosen, seeds, store)
+    grid, cells = _listed(name, _chosen(datasets, methods, columns, accountants), seeds)
+    results = Results(store / STORE)
+    results.read_lines(lines_of(grid.name, store))
     screen = _Screen(on_finished=lambda: _write(grid, results, store))
     try:
         with screen.progress:
@@ -85,13 +87,14 @@ def tables(  # noqa: PLR0917 - they are options
     Example: alidpfl tables small --datasets mnist --format csv
     """
     from alidpfl.inputs.lookup import named
+    from alidpfl.reproduction.results import known_in
     from alidpfl.reproduction.tables import FORMATS, make_table
 
     render = named("format", form, FORMATS)
     if not store.is_dir():
         raise ConfigError(f"there is no folder {store}: name the one with the results by --store, or reproduce first")
-    grid, cells, results = _opened(name, _chosen(datasets, methods, columns, accountants), seeds, store)
-    typer.echo(render(make_table(grid, cells, results.all())), nl=False)
+    grid, cells = _listed(name, _chosen(datasets, methods, columns, accountants), seeds)
+    typer.echo(render(make_table(grid, cells, known_in(store, [grid.name]))), nl=False)
 
 
 def _chosen(datasets: str, methods: str, columns: str, accountants: str) -> dict[str, list[str]]:
@@ -99,20 +102,14 @@ def _chosen(datasets: str, methods: str, columns: str, accountants: str) -> dict
     return {key: [part.strip() for part in text.split(",") if part.strip()] for key, text in wanted.items()}
 
 
-def _opened(
-    name: str, chosen: dict[str, list[str]], seeds: int | None, store: Path
-) -> "tuple[Grid, list[Cell], Results]":
+def _listed(name: str, chosen: dict[str, list[str]], seeds: int | None) -> "tuple[Grid, list[Cell]]":
     from alidpfl.reproduction.grid import MOST_SEEDS, cells, load_grid
-    from alidpfl.reproduction.results import STORE, Results, lines_of
 
     seeds = MOST_SEEDS if seeds is None else seeds
     if not 1 <= seeds <= MOST_SEEDS:
         raise ConfigError(f"seeds={seeds} must be from 1 to {MOST_SEEDS}")
     grid = load_grid(name)
-    listed = list(cells(grid, seeds=seeds, **chosen))
-    results = Results(store / STORE)
-    results.read_lines(lines_of(grid.name, store))
-    return grid, listed, results
+    return grid, list(cells(grid, seeds=seeds, **chosen))
 
 
 def _write(grid: "Grid", results: "Results", store: Path) -> None:

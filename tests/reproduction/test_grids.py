@@ -122,6 +122,18 @@ def test_a_grid_that_does_not_exist(tmp_path):
             load_grid(str(tmp_path / "own.toml"))
 
 
+def test_a_grid_that_ships_is_itself_by_its_file_too():
+    assert load_grid(str(ROOT / "experiments" / "small.toml")) == load_grid("small")
+
+
+def test_no_other_grid_can_take_the_name_of_one_that_ships(tmp_path):
+    """It would stand beside the paper's figures, and write to the lines of that table."""
+    own = (ROOT / "experiments" / "small.toml").read_text().replace("0.015", "0.02")
+    (tmp_path / "small.toml").write_text(own)
+    with pytest.raises(ConfigError, match=r"small\.toml has the name of a grid that ships.*rename it"):
+        load_grid(str(tmp_path / "small.toml"))
+
+
 def test_the_grid_in_the_docs_is_one(tmp_path):
     (content,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/reproduce.md").read_text(), re.DOTALL)
     (tmp_path / "mine.toml").write_text(content)

@@ -4,7 +4,10 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import random
+import re
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -18,7 +21,7 @@ from alidpfl.reproduction.grid import cells, load_grid
 from alidpfl.reproduction.results import Results, read_results
 from alidpfl.reproduction.run import _collected, reproduce, run_cell
 from alidpfl.reproduction.tables import FORMATS, make_table
-from alidpfl.runs import execute
+from alidpfl.runs import execute, load_config
 from alidpfl.store import RunDirectory
 
 from .made import made_result
@@ -274,13 +277,68 @@ def test_a_line_that_was_corrected_replaces_what_is_stored(store, tmp_path):
     assert [result.accuracy for result in read_results(tmp_path / "small.jsonl")] == [60.0]
 
 
-def test_a_line_with_the_key_of_another_run_is_refused(store, tmp_path):
-    one, other = cells(load_grid("small"), datasets=["mnist", "cifar10"], columns=["R_s = R_c"], methods=["adap_dpfl"])
-    wrong = dataclasses.replace(made_result(one, 50.0), key=other.key)
-    (tmp_path / "small.jsonl").write_text(json.dumps(dataclasses.asdict(wrong)) + "\n")
-    with pytest.raises(DataError, match=r"line 1 of .* the key of other settings"):
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"key": "0" * 24}, "has the key of other settings"),
+        ({"epsilon": 99.0}, "spent ε = 99, more than its privacy.epsilon=1.75"),
+        ({"stop_reason": "interrupted"}, "did not run to its end"),
+        ({"stop_reason": "luck"}, "did not run to its end"),
+        ({"accuracy": 133.54}, "is not a result"),
+        ({"accuracy": math.nan}, "is not a result"),
+        ({"accuracies": [(1, math.inf)]}, "is not a result"),
+    ],
+)
+def test_what_no_run_can_have_given_is_refused_wherever_it_stands(store, tmp_path, change, says):
+    (cell,) = cells(load_grid("small"), datasets=["mnist"], columns=["R_s = R_c"], methods=["adap_dpfl"])
+    store.add(made_result(cell, 50.0))
+    wrong = json.dumps(dataclasses.asdict(made_result(cell, 50.0)) | change)
+    (tmp_path / "small.jsonl").write_text(f"{wrong}\n")
+    with pytest.raises(DataError, match=rf"line 1 of .* {re.escape(says)}"):
         store.read_lines(tmp_path / "small.jsonl")
-    assert store.all() == {}
+    assert store.get(cell.key).accuracy == 50.0
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("UPDATE results SET result = ?", (wrong,))
+    for look in (store.all, lambda: store.get(cell.key)):
+        with pytest.raises(DataError, match=rf"a row of .* {re.escape(says)}"):
+            look()
+
+
+def test_a_row_under_the_key_of_another_run_is_refused(store):
+    one, other = cells(load_grid("small"), datasets=["mnist", "cifar10"], columns=["R_s = R_c"], methods=["adap_dpfl"])
+    store.add(made_result(one, 50.0))
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("UPDATE results SET key = ?", (other.key,))
+    with pytest.raises(DataError, match="the key of other settings"):
+        store.all()
+
+
+def test_a_run_that_was_begun_with_other_settings_is_begun_anew(grid, tmp_path):
+    """Such as one that an older version left, whose defaults were others."""
+    cell, *_ = cells(grid, methods=["ours:ratio"], columns=["few"])
+    directory, settings = tmp_path / cell.key, [f"{key}={json.dumps(value)}" for key, value in cell.settings]
+    execute(load_config(overrides=[*settings, "federation.momentum=0.5"]), directory)
+    before = (directory / "summary.json").read_bytes()
+    (tmp_path / "rounds").mkdir()
+    outcome = run_cell(settings, directory, tmp_path / "rounds")
+    assert (directory / "summary.json").read_bytes() != before
+    assert outcome.accuracy == execute(cell.config, tmp_path / "alone").accuracy
+    done = (directory / "summary.json").stat().st_mtime_ns
+    run_cell([*settings, "run.evaluate_every=7"], directory, tmp_path / "rounds")  # no result depends on that
+    assert (directory / "summary.json").stat().st_mtime_ns == done
+
+
+def test_looking_writes_nothing(store, tmp_path):
+    cell, *_ = cells(load_grid("small"), datasets=["mnist"])
+    store.add(made_result(cell, 50.0))
+    folder = tmp_path / "published"
+    store.write_lines(folder / "small.jsonl", {cell.key})
+    page = tmp_path / "report.html"
+    shown = subprocess.run(command("tables", "small", "--store", folder), capture_output=True, text=True, check=True)
+    subprocess.run(command("report", folder, "-o", page), capture_output=True, check=True)
+    assert "50.00 (n = 1)" in shown.stdout
+    assert "50.00 (n = 1)" in page.read_text()
+    assert [path.name for path in folder.iterdir()] == ["small.jsonl"]
 
 
 def test_results_travel_as_lines(ran, tmp_path):

@@ -121,20 +121,35 @@ def key_of(settings: Settings) -> str:
     return _hash_without(_FREE if settings.get("data.name") == "npz" else _FREE | _WHERE, settings)
 
 
+def are_same_run(one: Config, other: Config) -> bool:
+    """Whether one may go on where the other stopped: all settings, defaults among them, that a result depends on."""
+    first, second = (
+        {f"{section}.{key}": value for section, values in config.to_dict().items() for key, value in values.items()}
+        for config in (one, other)
+    )
+    return key_of(first) == key_of(second)
+
+
 def _hash_without(names: frozenset[str], settings: Settings) -> str:
     values = {name: value for name, value in settings.items() if name not in names}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def load_grid(name: str) -> Grid:
-    """One that ships, by name, or a file of your own."""
+    """One that ships, by its name or its file, or a file of your own."""
     if name.endswith(".toml"):
         path = Path(name)
         try:
             content = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot read the grid {path}: {error.strerror}") from None
-        return _parsed(path.stem, content, str(path))
+        if path.stem not in NAMES:
+            return _parsed(path.stem, content, str(path))
+        if content != _text(path.stem):
+            raise ConfigError(
+                f"{path} has the name of a grid that ships, and its results would be taken for those; rename it"
+            )
+        name = path.stem
     named("grid", name, dict.fromkeys((*NAMES, "a file of your own, such as mine.toml")))
     grid = _parsed(name, _text(name), name)
     return grid if name == SEARCH else grid.model_copy(update={"tuned": tomllib.loads(_text("tuned"))})

@@ -8,7 +8,7 @@ from typing import Any
 
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.reproduction.grid import NAMES, SEARCH, Cell, Grid, cells, load_grid
-from alidpfl.reproduction.results import STORE, Result, Results, lines_of
+from alidpfl.reproduction.results import STORE, Result, known_in, lines_of
 from alidpfl.reproduction.tables import Entry, Table, rows_by_dataset, shown, table_so_far
 from alidpfl.store.files import parse_json, read_bytes
 from alidpfl.views.report_page import ResultChart, ResultReport, ResultTable
@@ -33,11 +33,8 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
         raise ConfigError(
             f"{folder} is neither a run nor a folder of results; give a folder with config.toml or *.jsonl"
         )
-    results = Results(folder / STORE)
     made, charts, caveats = [], [], ["All of it is simulated on one machine, with seeded noise."]
-    for path in lines.values():
-        results.read_lines(path)
-    known = results.all()
+    known = known_in(folder, lines)
     for grid in grids:
         if (table := table_so_far(grid, known)) is not None:
             made.append(table)

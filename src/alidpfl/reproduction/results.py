@@ -1,18 +1,20 @@
 """Results by the hash of their configuration: SQLite to look up, JSON lines to commit."""
 
 import json
+import math
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from alidpfl.errors import DataError
 from alidpfl.reproduction.grid import key_of
 from alidpfl.store.files import parse_json, read_bytes, write_atomically
+from alidpfl.types import StopReason
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, result TEXT NOT NULL)"
 
@@ -26,13 +28,16 @@ def lines_of(grid: str, folder: Path) -> Path:
     return folder / f"{grid}.jsonl"
 
 
+_Accuracy = Annotated[float, Field(ge=0, le=100)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What a run gave."""
 
     key: str
     settings: dict[str, Any]
-    accuracy: float
+    accuracy: _Accuracy
     """Test accuracy of the last round, in %."""
     epsilon: float
     delta: float
@@ -44,7 +49,7 @@ class Result:
     noise_multiplier: float
     local_steps: list[int]
     """τ of every round."""
-    accuracies: list[tuple[int, float]]
+    accuracies: list[tuple[int, _Accuracy]]
     """(rounds done, test accuracy in %) where it was evaluated."""
     version: str
 
@@ -66,14 +71,14 @@ class Results:
     def get(self, key: str) -> Result | None:
         """The result of the run with this key."""
         with self._open() as connection:
-            row = connection.execute("SELECT result FROM results WHERE key = ?", (key,)).fetchone()
-        return self._kept(row[0]) if row else None
+            row = connection.execute("SELECT key, result FROM results WHERE key = ?", (key,)).fetchone()
+        return self._kept(*row) if row else None
 
     def all(self) -> dict[str, Result]:
         """Every result by its key, in one read."""
         with self._open() as connection:
             rows = connection.execute("SELECT key, result FROM results").fetchall()
-        return {key: self._kept(result) for key, result in rows}
+        return {key: self._kept(key, result) for key, result in rows}
 
     def keys(self) -> set[str]:
         """Of all results."""
@@ -116,24 +121,25 @@ class Results:
         except (sqlite3.Error, OSError) as error:
             raise DataError(f"cannot use the results in {self.path}: {error}; {_remedy(error)}") from None
 
-    def _kept(self, content: str) -> Result:
-        try:
-            return _result(content)
-        except ValueError:
-            raise DataError(f"{self.path} holds what is not a result; move it away to begin anew") from None
+    def _kept(self, key: str, content: str) -> Result:
+        return _result(content, key, f"a row of {self.path}", "move the file away: the JSON lines are read again")
+
+
+def known_in(folder: Path, grids: Iterable[str]) -> dict[str, Result]:
+    """All results that a folder holds, of its store and of the lines of these grids; where they differ the lines win.
+
+    Only looks: a folder that cannot be written to, a reader's or a published one, stays as it is.
+    """
+    store = folder / STORE
+    known = Results(store).all() if store.is_file() else {}
+    return known | {result.key: result for grid in grids for result in read_results(lines_of(grid, folder))}
 
 
 def read_results(path: Path) -> Iterator[Result]:
-    """Of a file of results; none where there is no file. A line whose key is not that of its settings is refused."""
+    """Of a file of results; none where there is no file. A line that no run can have given is refused."""
     for number, line in enumerate((read_bytes(path) or b"").splitlines(), start=1):
         remedy = "restore the file, or delete the line and results.sqlite beside it"
-        try:
-            result = _result(line)
-        except ValueError:
-            raise DataError(f"line {number} of {path} is not a result; {remedy}") from None
-        if result.key != key_of(result.settings):
-            raise DataError(f"line {number} of {path} has the key of other settings than its own; {remedy}")
-        yield result
+        yield _result(line, None, f"line {number} of {path}", remedy)
 
 
 def _remedy(error: Exception) -> str:
@@ -145,9 +151,26 @@ def _remedy(error: Exception) -> str:
     return "see to the disk and its permissions, then try again: nothing that was stored is lost"
 
 
-def _result(content: bytes | str) -> Result:
-    """Back from a line; a ValueError if it is none."""
-    return _RESULT.validate_python(parse_json(content))
+def _result(content: bytes | str, key: str | None, where: str, remedy: str) -> Result:
+    """Back from a line, which may stand under a `key`; refused if no run of these settings can have given it."""
+    try:
+        result = _RESULT.validate_python(parse_json(content))
+    except ValueError:
+        raise DataError(f"{where} is not a result; {remedy}") from None
+    if fault := _fault(result, result.key if key is None else key):
+        raise DataError(f"{where} {fault}; {remedy}")
+    return result
+
+
+def _fault(result: Result, key: str) -> str | None:
+    if not result.key == key == key_of(result.settings):
+        return "has the key of other settings than its own"
+    if result.epsilon > result.settings.get("privacy.epsilon", math.inf):
+        return f"spent ε = {result.epsilon:g}, more than its privacy.epsilon={result.settings['privacy.epsilon']:g}"
+    if result.stop_reason not in _ENDS:
+        return f"did not run to its end (stop_reason={result.stop_reason!r})"
+    return None
 
 
 _RESULT = TypeAdapter(Result)
+_ENDS = frozenset(StopReason) - {StopReason.INTERRUPTED}

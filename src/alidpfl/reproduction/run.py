@@ -15,10 +15,11 @@ from alidpfl.data.directories import find
 from alidpfl.data.sources import SOURCES
 from alidpfl.engines.simulation import default_processes
 from alidpfl.errors import ConfigError
-from alidpfl.reproduction.grid import Cell
+from alidpfl.reproduction.grid import Cell, are_same_run
 from alidpfl.reproduction.results import Result, Results
 from alidpfl.reproduction.shared_rounds import SharedRounds, rounds_folder
 from alidpfl.runs import Outcome, execute, load_config, resume, simulated
+from alidpfl.runs.config_file import parse_config
 from alidpfl.store import RunDirectory
 
 _POLL_SECONDS = 0.2
@@ -91,7 +92,9 @@ def run_cell(settings: Sequence[str], directory: Path, rounds: Path) -> Outcome:
     config = load_config(overrides=list(settings))
     preparation = partial(simulated, around=lambda engine: SharedRounds(engine, config, rounds))
     if RunDirectory.is_run(directory):
-        return resume(directory, preparation=preparation)
+        if are_same_run(config, parse_config(RunDirectory.open(directory).config())):
+            return resume(directory, preparation=preparation)
+        shutil.rmtree(directory)  # begun under other defaults, by an older version: half of each is a run of neither
     return execute(config, directory, preparation=preparation)
 
 
