@@ -6,7 +6,7 @@ In a cell all methods have the same split, first weights, batches and noise for 
 import functools
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from alidpfl.policies import Decision, Situation, paced
@@ -21,8 +21,8 @@ HEAD = """## Is adaptivity worth it?
 
 Differences in test accuracy, in points: mean over the seeds that both have and, where these are several, in how many of
 them the rule was better or worse (it may choose the same τ). `ratio` shares the budget out evenly and knows nothing of
-the data. "Best fixed τ" is the best of 1, 2, 3, 5 and 10, chosen after the fact, by these very accuracies: nobody can
-know it beforehand.
+the data. "Best fixed τ" is the best of 1, 2, 3, 5 and 10 by their mean over the seeds that all of them and `ratio`
+have, chosen after the fact, by these very accuracies: nobody can know it beforehand.
 
 Keep in mind: every method has the C and η that the search found for it. On Fashion-MNIST and CIFAR-10 these differ
 (`ratio`, `ali` and `corrected` have another point than the paper's rule and a τ of 2 or more, and on Fashion-MNIST than
@@ -32,9 +32,14 @@ worse where it may spend more. So in the columns R_c/2 and R_c/5, and by `pld`, 
 `ratio`, and of what τ = 1 gains on everything, is that it moves less.
 """
 
+OVERALL = """Over all of it, each pair of runs once, and only pairs whose τ differ: where all τ are the same, C and η
+make the difference, or nothing does. "Mean" is the mean over cells of their means over seeds.
+"""
+
 WHY_LIMITS = """The private curvature is so small that Lemma 2 nearly always asks for more than the cap: what acts is
-*whether* it is resolved, hardly its value. So what `ali` gains on `ratio` here is what spending early gains at a step
-size that is too large for `ratio`, and no evidence for the bound."""
+*whether* it is resolved, hardly its value. So what `ali` gains on `ratio` here is most likely what spending early gains
+at a step size that is too large for `ratio`. The control, as early without any signal, was run
+[elsewhere](#which-policy-wins-where), not in these cells. Either way it is no evidence for the bound."""
 
 _YARDSTICK = "ours:ratio"
 _RULES = {"ours:ali": "`ali`", "ours:corrected": "`corrected`", "ali_dpfl": "paper's rule (un-noised)"}
@@ -44,22 +49,45 @@ Seeds = Mapping[int, Result]
 
 @dataclass
 class _Tally:
-    """Over all tables, each pair of runs once: budgets that end the same way are one run in many cells."""
+    """Over all tables, each pair of runs once: budgets that end the same way are one run in many cells.
 
-    differences: dict[tuple, float] = field(default_factory=dict)
+    Pairs with the same τ in every round are left out: what differs there is C and η alone, or nothing. Averages are of
+    the cells' averages: cells with three seeds must not count three times.
+    """
+
+    differences: dict[tuple, tuple[tuple, float, bool]] = field(default_factory=dict)
+    """By pair of runs: cell, difference in accuracy, and whether both have the same C and η."""
 
     def add(self, one: Result, other: Result) -> None:
+        if one.local_steps == other.local_steps:
+            return
         runs = [(tuple(result.local_steps), result.accuracy) for result in (one, other)]
-        self.differences[_split(one), *runs] = one.accuracy - other.accuracy
+        cell = tuple(one.settings.get(name) for name in _OF_A_CELL)
+        alike = all(one.settings.get(name) == other.settings.get(name) for name in _STEP)
+        self.differences.setdefault((_split(one), *runs), (cell, one.accuracy - other.accuracy, alike))
 
-    def __str__(self) -> str:
-        changes = list(self.differences.values())
-        better, worse = _counts(changes)
-        return (
-            f"better in {better}, worse in {worse} of {len(changes)} pairs, {statistics.mean(changes):+.2f} on average"
-        )
+    @property
+    def cells(self) -> list[str]:
+        """Of all pairs, then of those with the same C and η: how many, better, worse, and the mean difference."""
+        found = self.differences.values()
+        return [*_summed(found), *_summed([value for value in found if value[2]])]
 
 
+def _summed(found: Collection[tuple[tuple, float, bool]]) -> list[str]:
+    if not found:
+        return ["0", "-", "-", "-"]
+    by_cell: dict[tuple, list[float]] = {}
+    for cell, change, _ in found:
+        by_cell.setdefault(cell, []).append(change)
+    counts = (len(found), *_counts([change for _, change, _ in found]))
+    return [*map(str, counts), f"{statistics.mean(map(statistics.mean, by_cell.values())):+.2f}"]
+
+
+_STEP = ("method.clip_norm", "method.learning_rate")
+_OF_A_CELL = (
+    *("data.name", "data.partition", "data.dirichlet_beta"),
+    *("federation.max_rounds", "privacy.epsilon", "privacy.accountant"),
+)
 _Tallies = dict[tuple[str, str], _Tally]
 """By rule, and by what it is held against."""
 
@@ -72,28 +100,42 @@ def section(grids: Sequence[Grid], known: Mapping[str, Result]) -> str:
     against = [f"{name} - {other}" for name in _RULES.values() for other in ("`ratio`", "best fixed")]
     head = ["table", "data set", "column", "accountant", "`ratio`", f"{_BEST} - `ratio`", *against]
     lines = markdown_lines(head, rows)
-    over = f"Over all of it, each pair of runs once ({_how_far_alike(tallies)}):"
-    return "\n".join([HEAD, *lines, "", over, "", *_told(tallies), "", _what_decided(known), ""])
+    wins = _wins(tallies, list(tallies))
+    return "\n".join([HEAD, *lines, "", OVERALL, *wins, "", _how_far_alike(tallies), "", _what_decided(known), ""])
 
 
 def answer(grids: Sequence[Grid], known: Mapping[str, Result]) -> str:
-    """In a sentence, of the rule that ships and of the paper's."""
+    """In a table, of the rule that ships and of the paper's, with what to keep in mind."""
     _, tallies = _compared(grids, known)
     wanted = [(_RULES[rule], other) for rule in ("ours:ali", "ali_dpfl") for other in ("`ratio`", _BEST)]
-    found = [f"{name} against {other}: {tallies[name, other]}" for name, other in wanted if (name, other) in tallies]
-    return f"{'; '.join(found)} ({_how_far_alike(tallies)})" if found else "no cell has been run yet"
+    found = [pair for pair in wanted if pair in tallies]
+    if not found:
+        return "No cell has been run yet."
+    return "\n".join([*_wins(tallies, found), "", f"{_how_far_alike(tallies)} {_at_limits(known)}"])
+
+
+def _wins(tallies: _Tallies, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    told = ["pairs", "better", "worse", "mean"]
+    head = ["rule", "against", *told, f"same C and η: {told[0]}", *told[1:]]
+    return markdown_lines(head, [[*pair, *tallies[pair].cells] for pair in pairs])
 
 
 def _how_far_alike(tallies: _Tallies) -> str:
     splits = {split for tally in tallies.values() for split, *_ in tally.differences}
     datasets = {name for name, *_ in splits}
-    return f"from {len(splits)} splits of {len(datasets)} data sets: pairs of one split are not independent"
+    return f"From {len(splits)} splits of {len(datasets)} data sets; pairs of one split are not independent."
 
 
 def _split(result: Result) -> tuple:
     """Who holds what: all that tells two splits apart."""
     told_by = ("data.name", "data.partition", "data.dirichlet_beta", "run.seed")
     return tuple(result.settings.get(name) for name in told_by)
+
+
+def _at_limits(known: Mapping[str, Result]) -> str:
+    counts = Counter(kind for result in known.values() for kind in _deciders(result))
+    every = f"{counts.total()} rounds" if counts["other"] == 0 else f"{counts.total()} rounds but {counts['other']}"
+    return f"The step size was constant, and τ of `ali` at one of two limits in all of {every}."
 
 
 def _what_decided(known: Mapping[str, Result]) -> str:
@@ -149,12 +191,8 @@ def _compared(grids: Sequence[Grid], known: Mapping[str, Result]) -> tuple[list[
     for grid in grids:
         for place, methods in _by_place(grid, known).items():
             if _YARDSTICK in methods:
-                rows.append(_row(place, methods, tallies))
+                rows.append(_row(place, methods, _best_fixed(grid, methods), tallies))
     return rows, {rule: tally for rule, tally in tallies.items() if tally.differences}
-
-
-def _told(tallies: _Tallies) -> list[str]:
-    return [f"- {name} against {other}: {tally}." for (name, other), tally in tallies.items()]
 
 
 def _by_place(grid: Grid, known: Mapping[str, Result]) -> dict[tuple[str, ...], dict[str, dict[int, Result]]]:
@@ -167,21 +205,31 @@ def _by_place(grid: Grid, known: Mapping[str, Result]) -> dict[tuple[str, ...], 
     return found
 
 
-def _row(place: tuple[str, ...], methods: Mapping[str, Seeds], tallies: _Tallies) -> list[str]:
+def _row(
+    place: tuple[str, ...], methods: Mapping[str, Seeds], best_fixed: tuple[str, Seeds], tallies: _Tallies
+) -> list[str]:
     def against(name: str, one: Seeds, other_name: str, other: Seeds) -> str:
         return _against(one, other, tallies.setdefault((name, other_name), _Tally()))
 
-    ratio = methods[_YARDSTICK]
+    ratio, (name, best) = methods[_YARDSTICK], best_fixed
     columns = [*place, f"{_mean(ratio):.2f} (n = {len(ratio)})"]
-    fixed = {name: seeds for name, seeds in methods.items() if name.startswith(FIXED) and seeds.keys() >= ratio.keys()}
-    name = max(fixed, key=lambda name: _mean({seed: fixed[name][seed] for seed in ratio}), default="")
-    best = fixed.get(name, {})
     shown = against(_BEST, best, "`ratio`", ratio)
     columns.append(f"τ = {name.removeprefix(FIXED)}: {shown}" if best else shown)
     for method, rule in _RULES.items():
         seeds = methods.get(method, {})
         columns += [against(rule, seeds, "`ratio`", ratio), against(rule, seeds, _BEST, best)]
     return columns
+
+
+def _best_fixed(grid: Grid, methods: Mapping[str, Seeds]) -> tuple[str, Seeds]:
+    """Its name, and its runs with the seeds that all fixed τ and `ratio` have; nothing where one is missing."""
+    names = [method.name for method in grid.methods if method.name.startswith(FIXED)]
+    paired = set.intersection(*(set(methods.get(name, {})) for name in (*names, _YARDSTICK)))
+    if not names or not paired:
+        return "", {}
+    runs = {name: {seed: methods[name][seed] for seed in sorted(paired)} for name in names}
+    best = max(names, key=lambda name: _mean(runs[name]))
+    return best, runs[best]
 
 
 def _counts(changes: Sequence[float]) -> tuple[int, int]:

@@ -1,8 +1,7 @@
 """Where ours and the paper's figures differ: by data set and column, over the paper's methods."""
 
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from alidpfl.reproduction.tables import Entry, Table, markdown_lines
 
@@ -10,19 +9,20 @@ HEAD = """## Where ours and the paper differ
 
 Ours minus the paper's, in points, over the methods that both have by the paper's accountant: all of its eight but Adap
 DP-FL, whose σ follows outputs, so that only `rdp` with a filter holds, which lets it take more steps. "Order":
-Spearman's correlation of the two orders of these methods, 1 where they agree.
+Spearman's correlation of the two orders of these methods, 1 where they agree. Over the seeds that all of ours in the
+row have.
 
 """
 
 
-def section(tables: Sequence[Table], tried: Path) -> str:
-    """One table of all grids, and what was tried."""
+def section(tables: Sequence[Table], tried: str, figures: Mapping[str, str]) -> str:
+    """One table of all grids, and what was tried; `figures` fill the braces in that."""
     told = ["methods", "mean", "least", "most", "best of ours", "best of the paper's", "order"]
     rows = [row for table in tables for row in _rows(table)]
     if not rows:
         return f"{HEAD}No cell has been run yet.\n"
     lines = markdown_lines(["table", "data set", "column", *told], rows)
-    return HEAD + "\n".join(lines) + "\n\n" + tried.read_text()
+    return HEAD + "\n".join(lines) + "\n\n" + tried.format(**figures)
 
 
 def in_short(tables: Sequence[Table]) -> str:
@@ -55,23 +55,24 @@ def _rows(table: Table) -> list[list[str]]:
 
 
 def _row(place: tuple[str, ...], entries: Sequence[Entry]) -> list[str]:
-    """Of what has been run; the paper's best is the best of all its figures."""
+    """Of what has been run, over the seeds that all have; the paper's best is the best of all its figures."""
     papers = {entry.method: entry.paper for entry in entries if entry.paper is not None}
-    ours = {entry.method: entry.mean for entry in entries if entry.mean is not None}
+    run = [entry for entry in entries if entry.accuracies]
+    paired = set.intersection(*(set(entry.by_seed) for entry in run))
+    ours = {entry.method: entry.mean_over(paired) for entry in run} if paired else {}
     changes = [mean - papers[method] for method, mean in ours.items()]
-    shown = [f"{value:+.2f}" for value in (statistics.mean(changes), min(changes), max(changes))]
+    shown = [f"{of(changes):+.2f}" if changes else "-" for of in (statistics.mean, min, max)]
     order = _agreement(list(ours.values()), [papers[method] for method in ours])
-    run = f"{len(ours)} of {len(papers)}"
-    return [*place, run, *shown, _best(ours), _best(papers), order]
+    return [*place, f"{len(run)} of {len(papers)}", *shown, _best(ours), _best(papers), order]
 
 
 def _best(accuracies: dict[str, float]) -> str:
     """All that share the first place."""
-    return ", ".join(name for name, accuracy in accuracies.items() if accuracy == max(accuracies.values()))
+    return ", ".join(name for name, accuracy in accuracies.items() if accuracy == max(accuracies.values())) or "-"
 
 
 def _agreement(ours: Sequence[float], papers: Sequence[float]) -> str:
-    if 1 in (len(set(ours)), len(set(papers))):  # no order
+    if min(len(set(ours)), len(set(papers))) < 2:  # noqa: PLR2004 - no order
         return "-"
     return f"{statistics.correlation(_ranks(ours), _ranks(papers)):+.2f}"
 

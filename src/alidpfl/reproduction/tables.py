@@ -80,8 +80,14 @@ class Table:
             return f"{self.grid.title}. {what}. * {_UNCOVERED}."
         return (
             f"{self.grid.title}. Test accuracy in % of the last round: ours, mean ± sd over n seeds, the paper's "
-            f"({citation()}) and the difference; - where neither has one. {self._chosen} * {_UNCOVERED}."
+            f"({citation()}) and the difference; - where neither has one. {self._chosen}{self._mixed} * {_UNCOVERED}."
         )
+
+    @property
+    def _mixed(self) -> str:
+        """Where columns have other seeds, the same run stands under two means."""
+        several = len({len(entry.accuracies) for entry in self.entries if entry.accuracies}) > 1
+        return " Where n differs the means are over other seeds: compare only what has the same n." if several else ""
 
     @property
     def _chosen(self) -> str:
