@@ -136,9 +136,9 @@ def _best(path: Path) -> Iterator[ResultTable]:
     if rows:
         head = ["data", "R_s / R_c", "table", "ε", "ours, best recipe", "paper's ALI-DPFL", "difference"]
         caption = (
-            "Test accuracy in %, at the ε and the rounds of the paper's cell, by other models than the paper's: softmax "
-            "on fixed features, some of them learnt on drawings (recipes/). Seeds 0 to 2 were looked at on the test set "
-            "after every version of a recipe, and work went on until a bar was passed."
+            "Test accuracy in %, at the ε and the rounds of the paper's cell, by other models than the paper's: "
+            "softmax on fixed features, some of them learnt on drawings (recipes/). Seeds 0 to 2 were looked at on the "
+            "test set after every version of a recipe, and work went on until a bar was passed."
         )
         yield ResultTable(title="Beyond the paper", caption=caption, head=head, rows=rows)
 
