@@ -1,4 +1,4 @@
-"""Results that nobody has measured."""
+"""Results that nobody has measured, and how a page of results is read."""
 
 from alidpfl.reproduction.grid import Cell
 from alidpfl.reproduction.results import Result
@@ -22,3 +22,9 @@ def made_result(cell: Cell, accuracy: float, *, covers_everything: bool = True) 
         accuracies=[(3, accuracy)],
         version="test",
     )
+
+
+def overall(section, rule, against):
+    """Of `section`, the line of a rule in the table over all cells: its figures."""
+    (row,) = [line for line in section.splitlines() if line.startswith(f"| {rule} | {against} |")]
+    return [value.strip() for value in row.strip("|").split("|")][2:]

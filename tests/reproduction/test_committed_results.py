@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import tomllib
 from functools import cache
@@ -14,6 +15,8 @@ from alidpfl.reproduction.grid import MOST_SEEDS, NAMES, SEARCH, cells, load_gri
 from alidpfl.reproduction.published import published
 from alidpfl.reproduction.results import read_results
 from alidpfl.runs import load_config
+
+from .made import overall
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -176,3 +179,45 @@ def test_the_pictures_are_drawn_from_these_results(tmp_path, monkeypatch):
     for name in drawn:
         kept = (ROOT / "docs/pictures" / name).read_bytes()
         assert (tmp_path / name).read_bytes() == kept, "run experiments/pictures.py again"
+
+
+def test_the_answer_on_adaptivity_is_still_what_the_page_says():
+    """The sentence is written by hand; the figures under it are not."""
+    report = (ROOT / "docs" / "results.md").read_text()
+    short = report[: report.index("## Beyond")]
+    assert "`ali` most often beats `ratio`, and not the best fixed τ" in " ".join(short.split())
+    (pairs, better, _, mean), (_, _, _, beside) = (
+        overall(short, "`ali`", other)[:4] for other in ("`ratio`", "best fixed τ")
+    )
+    assert int(better) > int(pairs) / 2
+    assert float(mean) > 0 > float(beside)
+    assert re.search(r"τ of `ali` at one of two limits in all of \d+ rounds\.", short)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ("ali", "early", "by {digits} and {network} on drawn digits, and by {synthetic} on Synthetic(1, 1)"),
+        ("ali", "ratio", "gains on `ratio` at a constant step ({digits} and {network}, all 5 seeds)"),
+        ("early", "ratio", "`early` gains too ({digits}, {network})"),
+        (
+            "ratio + late decay",
+            "ratio at twice the step",
+            "late decay gains {digits} (3 of 5 seeds) and {network} (2 of 5) on drawn digits, where η could be larger "
+            "still, and {synthetic} (9 of 10) on Synthetic(1, 1)",
+        ),
+        ("ali at twice the step", "ratio + late decay", "constant: {digits} and {network} on `ratio + late decay`"),
+    ],
+)
+def test_the_notes_on_policies_quote_the_runs(one, other, told):
+    def mean(name):
+        lines = [
+            json.loads(line) for line in (ROOT / "results" / "policies" / f"{name}.jsonl").read_text().splitlines()
+        ]
+        accuracy = {(line["arm"], line["seed"]): line["accuracy"] for line in lines}
+        pairs = [accuracy[one, seed] - accuracy[other, seed] for arm, seed in accuracy if arm == one]
+        return f"{sum(pairs) / len(pairs):+.2f}".replace("+", "+ ").replace("-", "- ")
+
+    notes = " ".join((ROOT / "experiments" / "notes.md").read_text().split())
+    figures = {"digits": "strokes-linear", "network": "strokes-cnn", "synthetic": "synthetic"}
+    assert told.format(**{place: mean(name) for place, name in figures.items()}) in notes

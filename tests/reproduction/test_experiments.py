@@ -14,7 +14,7 @@ from alidpfl.reproduction.report import best_fixed, results_report
 from alidpfl.reproduction.results import Results
 from alidpfl.reproduction.tables import as_markdown, table_so_far
 
-from .made import made_result
+from .made import made_result, overall
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -58,12 +58,6 @@ def made(accuracies, *, seeds=1, accountant="rdp-paper"):
 def columns(section, starts):
     (row,) = [line for line in section.splitlines() if line.startswith(starts)]
     return [value.strip() for value in row.strip("|").split("|")]
-
-
-def overall(section, rule, against):
-    """The line of a rule in the table over all cells."""
-    (row,) = [line for line in section.splitlines() if line.startswith(f"| {rule} | {against} |")]
-    return [value.strip() for value in row.strip("|").split("|")][2:]
 
 
 def test_differences_are_ours_minus_the_papers():
@@ -324,19 +318,6 @@ def test_tight_accounting_is_told_where_steps_are_scarce():
     assert "| mnist | -0.10 to +0.35 | +8.90 to +9.35 |" in told  # the paper has 85.65 and 86.10
 
 
-def test_the_answer_on_adaptivity_is_still_what_the_page_says():
-    """The sentence is written by hand; the figures under it are not."""
-    report = (ROOT / "docs" / "results.md").read_text()
-    short = report[: report.index("## Beyond")]
-    assert "`ali` most often beats `ratio`, and not the best fixed τ" in " ".join(short.split())
-    (pairs, better, _, mean), (_, _, _, beside) = (
-        overall(short, "`ali`", other)[:4] for other in ("`ratio`", "best fixed τ")
-    )
-    assert int(better) > int(pairs) / 2
-    assert float(mean) > 0 > float(beside)
-    assert re.search(r"τ of `ali` at one of two limits in all of \d+ rounds\.", short)
-
-
 def test_the_summary_keeps_accountants_apart(tmp_path):
     _, known = made({"fedavg_dp:tau=1": 92.06, "fedavg_dp:tau=2": 97.77})
     _, tight = made({"fedavg_dp:tau=1": 99.06}, accountant="pld")
@@ -403,32 +384,3 @@ def test_what_decided_the_steps_of_ali_is_counted():
     twice = made_result(listed["R_s = 2 R_c"], 90.0)
     lemma_1 = {twice.key: dataclasses.replace(twice, noise_multiplier=1.1, local_steps=[1, 1])}
     assert adaptivity._what_decided(lemma_1) == ""
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "told"),
-    [
-        ("ali", "early", "by {digits} and {network} on drawn digits, and by {synthetic} on Synthetic(1, 1)"),
-        ("ali", "ratio", "gains on `ratio` at a constant step ({digits} and {network}, all 5 seeds)"),
-        ("early", "ratio", "`early` gains too ({digits}, {network})"),
-        (
-            "ratio + late decay",
-            "ratio at twice the step",
-            "late decay gains {digits} (3 of 5 seeds) and {network} (2 of 5) on drawn digits, where η could be larger "
-            "still, and {synthetic} (9 of 10) on Synthetic(1, 1)",
-        ),
-        ("ali at twice the step", "ratio + late decay", "constant: {digits} and {network} on `ratio + late decay`"),
-    ],
-)
-def test_the_notes_on_policies_quote_the_runs(one, other, told):
-    def mean(name):
-        lines = [
-            json.loads(line) for line in (ROOT / "results" / "policies" / f"{name}.jsonl").read_text().splitlines()
-        ]
-        accuracy = {(line["arm"], line["seed"]): line["accuracy"] for line in lines}
-        pairs = [accuracy[one, seed] - accuracy[other, seed] for arm, seed in accuracy if arm == one]
-        return f"{sum(pairs) / len(pairs):+.2f}".replace("+", "+ ").replace("-", "- ")
-
-    notes = " ".join((ROOT / "experiments" / "notes.md").read_text().split())
-    figures = {"digits": "strokes-linear", "network": "strokes-cnn", "synthetic": "synthetic"}
-    assert told.format(**{place: mean(name) for place, name in figures.items()}) in notes
