@@ -8,7 +8,6 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 from selenium.webdriver.common.by import By
-from typer.testing import CliRunner
 
 from alidpfl.reproduction.grid import cells, load_grid
 from alidpfl.runs import execute, load_config
@@ -16,59 +15,19 @@ from alidpfl.store import RunDirectory
 from alidpfl.views import RunSnapshot
 from alidpfl.views.report_page import caveats, report_page
 from tests.reproduction.made import made_result
-
-SETTINGS = ["data.name=synthetic", "data.clients=3", "model.name=linear", "federation.max_rounds=6", "run.processes=1"]
-LEAKY = ['method.policy="paper"', 'privacy.unsafe=["unaccounted-signals"]']
+from tests.views.conftest import SETTINGS, command
 
 
-def command(*arguments):
-    from alidpfl.cli import app
-
-    return CliRunner().invoke(app, ["report", *map(str, arguments)])
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    execute(load_config(overrides=[*SETTINGS, "run.evaluate_every=2"]), folder / "careful")
-    execute(load_config(overrides=[*SETTINGS, *LEAKY]), folder / "<b>leaky")
-    return [folder / "careful", folder / "<b>leaky"]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """A folder of results as `reproduce` leaves it, with figures that nobody could have measured."""
-    folder, lines = tmp_path_factory.mktemp("results"), []
-    methods = [*(f"fedavg_dp:tau={steps}" for steps in (1, 2, 3, 5, 10)), "ali_dpfl", "ours:ali"]
-    for place, cell in enumerate(cells(load_grid("small"), datasets=["mnist"], methods=methods, seeds=2)):
-        result = made_result(cell, 50.0 + place, covers_everything=cell.method != "ali_dpfl")
-        lines.append(json.dumps(asdict(result)))
-    (folder / "small.jsonl").write_text("\n".join(lines) + "\n")
-    best = {"table": "small", "ratio": "1/2", "dataset": "mnist", "paper": 97.58, "epsilon_allowed": 2.0}
-    best |= {"epsilon": 1.9, "covers_everything": True}
-    (folder / "best.jsonl").write_text("".join(json.dumps(best | {"accuracy": a}) + "\n" for a in (98.0, 99.0)))
-    (folder / "killers.json").write_text("{}")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def page(runs, results, tmp_path_factory):
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    done = command(*runs, results, "-o", path)
-    assert done.exit_code == 0, done.stderr
-    return path
-
-
-def test_one_small_file_without_a_network(page):
-    text = page.read_text()
+def test_one_small_file_without_a_network(report):
+    text = report.read_text()
     assert len(text) < 6_000_000
     assert not re.search(r"https?://(?!www\.w3\.org)", text)
     assert "<b>leaky" not in text  # the folder's name is text, not markup
 
 
-def test_it_opens_without_a_complaint_and_draws(browser, page):
+def test_it_opens_without_a_complaint_and_draws(browser, report):
     browser.set_window_size(1000, 1200)
-    browser.get(page.as_uri())
+    browser.get(report.as_uri())
     assert browser.get_log("browser") == []
     charts = {plot.get_attribute("data-chart") for plot in browser.find_elements(By.CSS_SELECTOR, ".plot")}
     of_results = {"fixed-small-mnist", "sequence-small-mnist", *(f"accuracy-small-mnist-{n}" for n in range(4))}
@@ -84,15 +43,8 @@ def test_it_opens_without_a_complaint_and_draws(browser, page):
     assert len(browser.find_elements(By.CSS_SELECTOR, 'path[data-series="careful"]')) == before - 1
 
 
-def test_the_keyboard_reaches_everything(browser, page):
-    browser.get(page.as_uri())
-    script = """return [...document.querySelectorAll('input, .scroll')].every(e => e.tabIndex >= 0)
-        && [...document.querySelectorAll('table')].every(t => t.caption && t.querySelector('th[scope=row]'))"""
-    assert browser.execute_script(script)
-
-
-def test_it_says_what_epsilon_does_not_cover(browser, page):
-    browser.get(page.as_uri())
+def test_it_says_what_epsilon_does_not_cover(browser, report):
+    browser.get(report.as_uri())
     told = browser.find_element(By.CSS_SELECTOR, ".caveats").text
     assert "<b>leaky: ε does NOT cover this run: un-noised signals of the clients" in told
     assert "synthetic" in told
@@ -100,8 +52,8 @@ def test_it_says_what_epsilon_does_not_cover(browser, page):
     assert "ali_dpfl *" in browser.find_element(By.TAG_NAME, "body").text
 
 
-def test_tables_and_figures_are_of_the_results(page):
-    text = page.read_text()
+def test_tables_and_figures_are_of_the_results(report):
+    text = report.read_text()
     assert "ε does NOT cover this run: un-noised signals of the clients" in text  # also where there is no browser
     assert "ε does NOT cover ali_dpfl" in text
     assert "paper 97.58" in text
@@ -113,8 +65,8 @@ def test_tables_and_figures_are_of_the_results(page):
     assert [series["name"] for series in fixed] == ["R_s = 2 R_c", "R_s = R_c", "R_s = R_c/2", "R_s = R_c/5"]
 
 
-def test_results_are_summed_up_with_what_to_keep_in_mind(browser, page, results):
-    browser.get(page.as_uri())
+def test_results_are_summed_up_with_what_to_keep_in_mind(browser, report, results):
+    browser.get(report.as_uri())
     text = browser.find_element(By.TAG_NAME, "body").text
     assert "Table I rdp-paper 28 of 120" in text  # 7 methods, 4 columns
     assert "Table I pld 28 of 120" in text

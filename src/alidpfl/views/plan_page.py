@@ -19,25 +19,31 @@ from alidpfl.views.tables import rounded_up
 
 def plan_page(plan: dict[str, Any]) -> str:
     """The whole page."""
+    charts = _charts(plan)
     body = [
         "<h1>A plan for a privacy budget</h1>",
         f"<p>{escape(question(plan))}</p>",
         facts(_headline(plan)),
         *(f'<p class="note">{escape(note)}</p>' for note in plan["notes"]),
         "<h2>What the budget pays for</h2>",
-        figure("epsilon", "ε against local steps. Where a line meets the budget, the steps R_c are used up."),
+        figure(
+            "epsilon",
+            "ε against local steps. Where a line meets the budget, the steps R_c are used up.",
+            charts["epsilon"],
+        ),
         _accountants(plan),
         "<h2>How each policy would spend it</h2>",
         _policies(plan),
-        *_search(plan),
+        *_search(plan, charts),
         "<h2>What theory says about τ</h2>",
         figure(
             "bounds",
             f"Convergence bounds against τ, each over its smallest value. Assumed: "
             f"{plan['curves']['assumed']}. h and G are the paper's, and do not hold; (A) and (B) do.",
+            charts["bounds"],
         ),
     ]
-    return page("alidpfl: a plan", body, _charts(plan))
+    return page("alidpfl: a plan", body, charts)
 
 
 def _headline(plan: dict[str, Any]) -> dict[str, str]:
@@ -74,7 +80,7 @@ def _policies(plan: dict[str, Any]) -> str:
     )
 
 
-def _search(plan: dict[str, Any]) -> list[str]:
+def _search(plan: dict[str, Any], charts: dict[str, Any]) -> list[str]:
     if not plan["pareto"]:
         return []
     rows, chosen = [], None
@@ -85,7 +91,7 @@ def _search(plan: dict[str, Any]) -> list[str]:
     head = ["q", "σ", "τ", "epochs", "signal-to-noise"]
     return [
         "<h2>More compute, more signal</h2>",
-        figure("pareto", f"{same_budget(plan)} Larger batches share the noise among more records."),
+        figure("pareto", f"{same_budget(plan)} Larger batches share the noise among more records.", charts["pareto"]),
         table("Sampling rate against noise; the recommended setting stands out", head, rows, chosen),
     ]
 

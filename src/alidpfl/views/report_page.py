@@ -16,6 +16,8 @@ _CAPTIONS = {
     "epsilon": "After every round, of the client that spent most.",
 }
 
+_MOST_COLUMNS = 25  # of a picture of who holds what: beyond, clients are listed downwards, so that paper holds them
+
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
@@ -53,6 +55,7 @@ class ResultReport:
     caveats: Sequence[str]
     tables: Sequence[ResultTable]
     charts: Sequence[ResultChart]
+    splits: Sequence[Split] = ()
 
 
 def report_page(
@@ -70,14 +73,15 @@ def report_page(
     for name, title in _CHARTS.items():
         chart = _chart(name, title, snapshots)
         if any(series["points"] for series in chart["series"]):  # a deployment may have nothing to measure on
-            body += [f"<h2>{escape(title)}</h2>", figure(name, _CAPTIONS[name])]
+            body += [f"<h2>{escape(title)}</h2>", figure(name, _CAPTIONS[name], chart)]
             drawn[name] = chart
-    for split in splits:
-        body += ["<h2>Who holds what</h2>", _split(split)]
+    held = {split.title: split for split in (*splits, *(split for result in results for split in result.splits))}
+    if held:
+        body += ["<h2>Who holds what</h2>", *map(_split, held.values())]
     for result in results:
         body += ["<h2>Tables</h2>", *map(_result_table, result.tables)]
     for made in (made for result in results for made in result.charts):
-        body += [f"<h2>{escape(made.title)}</h2>", figure(made.name, made.caption)]
+        body += [f"<h2>{escape(made.title)}</h2>", figure(made.name, made.caption, made.chart)]
         drawn[made.name] = made.chart
     body += ["<h2>Settings</h2>", _settings(snapshots)] if snapshots else []
     return page("alidpfl: report", body, drawn)
@@ -151,17 +155,19 @@ def _chart(name: str, title: str, snapshots: Sequence[RunSnapshot]) -> dict[str,
 
 
 def _split(split: Split) -> str:
-    clients = len(split.counts[0]) if split.counts else 0
-    most = max((count for row in split.counts for count in row), default=0) or 1
-    head = "".join(f'<th scope="col">{client}</th>' for client in range(clients))
+    across, down, counts = "client", "class", split.counts
+    if counts and len(counts[0]) > _MOST_COLUMNS:
+        across, down, counts = down, across, list(zip(*counts, strict=True))
+    most = max((count for row in counts for count in row), default=0) or 1
+    head = "".join(f'<th scope="col">{place}</th>' for place in range(len(counts[0]) if counts else 0))
     lines = []
-    for label, row in enumerate(split.counts):
+    for place, row in enumerate(counts):
         cells = "".join(f'<td style="--share: {count / most:.3f}">{count}</td>' for count in row)
-        lines.append(f'<tr><th scope="row">class {label}</th>{cells}</tr>')
-    caption = escape(f"{split.title}: records of each class (rows) at each client (columns)")
+        lines.append(f'<tr><th scope="row">{down} {place}</th>{cells}</tr>')
+    caption = escape(f"{split.title}: records of each {down} (rows), by {across} (columns)")
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table class="heat"><caption>{caption}'
-        f'</caption><thead><tr><th scope="col">client</th>{head}</tr></thead>'
+        f'</caption><thead><tr><th scope="col">{across}</th>{head}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 

@@ -1,8 +1,11 @@
 // Line charts without a library: one <div class="plot" data-chart="..."> each, drawn from the page's own JSON.
-// chart = {x, y, logX, logY, series: [{name, points: [[x, y, note?]], marks: [[x, y, text]]}], limit: {y, text}}
+// chart = {label, x, y, logX, logY, series: [{name, points: [[x, y, note?]], marks: [[x, y, text]], dots, place}], limit: {y, text}}
+// `place` gives a line's colour, if not its place in the list: so that a method looks the same in two drawings.
+// Each takes two stops of the Tab key: its lines to show and hide, and itself, in which the arrow keys go from point to point.
 "use strict";
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
+  const KEYS = "← → along a line, Page Up and Down in leaps, ↑ ↓ between lines, Home and End to its ends, Escape leaves";
   const SIZE = {width: 720, height: 340, left: 58, right: 16, top: 16, bottom: 44};
   // One unit is one pixel, so that text keeps its size on a phone.
   const fit = (holder) => {
@@ -17,13 +20,18 @@
     if (parent) parent.appendChild(made);
     return made;
   };
-  const COLORS = 6;  // from the seventh series on the same again, dashed
+  const html = (name, properties) => Object.assign(document.createElement(name), properties);
+  const numbered = (series, number) => ({...series, number: series.place ?? number});
+  const COLORS = 6;  // from the seventh series on the same again, dashed, then dotted
   const color = (number) => `var(--series-${(number % COLORS) + 1})`;
-  const isDashed = (number) => number >= COLORS;
+  const stroke = (number) => Math.floor(number / COLORS) % 3;
+  const DASHES = ["none", "7 5", "2 4"], BORDERS = ["solid", "dashed", "dotted"];
+  const MOST_DOTS = 300;  // of a line: more only hide it
   const shown = (value) => {
     const size = Math.abs(value);
     if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(1);
-    return Number(value.toPrecision(4)).toLocaleString("en");
+    // Rounds are told exactly: 12,345 is not 12,350.
+    return (Number.isInteger(value) ? value : Number(value.toPrecision(4))).toLocaleString("en");
   };
 
   function linearTicks(low, high) {
@@ -42,7 +50,8 @@
     return ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
   }
   function scale(values, log, from, to) {
-    let low = Math.min(...values), high = Math.max(...values);
+    let low = Infinity, high = -Infinity;
+    for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }  // as arguments they may be too many
     // From zero, unless that would leave half of the picture empty: accuracies of 85 to 92 are told apart from 85 on.
     if (!log && low < high / 2) low = Math.min(0, low);
     if (low === high) { low = log ? low / 2 : low - 1; high = log ? high * 2 : high + 1; }
@@ -51,16 +60,15 @@
     return {place, ticks: log ? logTicks(low, high) : linearTicks(low, high)};
   }
 
+  // Gives the lines that are seen, and how to point at one of their points; null where there is none.
   function draw(holder, chart, hiddenNames) {
     fit(holder);
-    const size = {...SIZE};
-    const visible = chart.series.map((series, number) => ({...series, number})).filter((s) => !hiddenNames.has(s.name));
+    const visible = chart.series.map(numbered)
+      .filter((series) => series.points.length && !hiddenNames.has(series.name));
     const points = visible.flatMap((series) => series.points);
     holder.replaceChildren();
     const svg = element("svg", {viewBox: `0 0 ${SIZE.width} ${SIZE.height}`, role: "img", "aria-label": chart.label}, holder);
-    const tip = Object.assign(document.createElement("div"), {className: "tip", hidden: true});
-    holder.appendChild(tip);
-    if (!points.length) { element("text", {x: SIZE.left, y: 40}, svg, "nothing to show: choose a line above"); return; }
+    if (!points.length) { element("text", {x: SIZE.left, y: 40}, svg, "nothing to show: choose a line above"); return null; }
     const ys = points.map((point) => point[1]).concat(chart.limit ? [chart.limit.y] : []);
     const x = scale(points.map((point) => point[0]), chart.logX, SIZE.left, SIZE.width - SIZE.right);
     const y = scale(ys, chart.logY, SIZE.height - SIZE.bottom, SIZE.top);
@@ -68,10 +76,12 @@
     if (chart.limit) {
       const at = y.place(chart.limit.y);
       element("line", {x1: SIZE.left, x2: SIZE.width - SIZE.right, y1: at, y2: at, class: "limit"}, svg);
-      element("text", {x: SIZE.width - SIZE.right, y: at - 6, "text-anchor": "end"}, svg, chart.limit.text);
+      element("text", {x: SIZE.width - SIZE.right, y: at - 6, "text-anchor": "end", class: "mark"}, svg, chart.limit.text);
     }
     for (const series of visible) line(svg, series, x, y);
-    hover(svg, tip, size, visible, chart, x, y);
+    const view = {visible, at: null, ...pointing(holder, svg, chart, x, y)};
+    hover(svg, visible, x, y, view);
+    return view;
   }
   function axes(svg, chart, x, y) {
     const bottom = SIZE.height - SIZE.bottom;
@@ -88,8 +98,8 @@
   function line(svg, series, x, y) {
     const path = series.points.map((point, n) => `${n ? "L" : "M"}${x.place(point[0]).toFixed(1)} ${y.place(point[1]).toFixed(1)}`);
     element("path", {d: path.join(""), class: "series", stroke: color(series.number),
-      "stroke-dasharray": isDashed(series.number) ? "7 5" : "none", "data-series": series.name}, svg);
-    if (series.dots || series.points.length === 1)
+      "stroke-dasharray": DASHES[stroke(series.number)], "data-series": series.name}, svg);
+    if ((series.dots && series.points.length <= MOST_DOTS) || series.points.length === 1)
       for (const point of series.points)
         element("circle", {cx: x.place(point[0]), cy: y.place(point[1]), r: 3.5, fill: color(series.number)}, svg);
     for (const [markX, markY, text] of series.marks || []) {
@@ -99,52 +109,125 @@
       element("text", {x: x.place(markX), y: below, "text-anchor": "middle", class: "mark"}, svg, text);
     }
   }
-  function hover(svg, tip, size, visible, chart, x, y) {
+
+  // The same for the pointer and for keys: a dot on the point, its values beside it; gives them as text.
+  function pointing(holder, svg, chart, x, y) {
+    const {width, height} = SIZE;
+    const tip = html("div", {className: "tip", hidden: true});
     const dot = element("circle", {r: 6, class: "hovered", visibility: "hidden"}, svg);
+    holder.appendChild(tip);
+    const hide = () => { tip.hidden = true; dot.setAttribute("visibility", "hidden"); };
+    const show = (series, point) => {
+      const box = svg.getBoundingClientRect(), at = [x.place(point[0]), y.place(point[1])];
+      dot.setAttribute("cx", at[0]); dot.setAttribute("cy", at[1]);
+      dot.setAttribute("fill", color(series.number)); dot.setAttribute("visibility", "visible");
+      tip.textContent = point[2] || `${series.name}\n${chart.x}: ${shown(point[0])}\n${chart.y}: ${shown(point[1])}`;
+      tip.hidden = false;
+      const half = tip.offsetWidth / 2;
+      tip.style.left = `${Math.min(Math.max((at[0] / width) * box.width, half), box.width - half)}px`;
+      tip.style.top = `${(at[1] / height) * box.height}px`;
+      return tip.textContent;
+    };
+    return {show, hide};
+  }
+  function hover(svg, visible, x, y, view) {
+    const {width, height} = SIZE;
     const places = visible.flatMap((series) => series.points.map((point) => ({series, point, at: [x.place(point[0]), y.place(point[1])]})));
-    const leave = () => { tip.hidden = true; dot.setAttribute("visibility", "hidden"); };
     svg.addEventListener("pointermove", (event) => {
       const box = svg.getBoundingClientRect();
-      const px = ((event.clientX - box.left) / box.width) * size.width, py = ((event.clientY - box.top) / box.height) * size.height;
+      const px = ((event.clientX - box.left) / box.width) * width, py = ((event.clientY - box.top) / box.height) * height;
       const near = places.reduce((best, place) => {
         const distance = Math.hypot(place.at[0] - px, place.at[1] - py);
         return distance < best.distance ? {...place, distance} : best;
       }, {distance: Infinity});
-      dot.setAttribute("cx", near.at[0]); dot.setAttribute("cy", near.at[1]);
-      dot.setAttribute("fill", color(near.series.number)); dot.setAttribute("visibility", "visible");
-      tip.textContent = near.point[2] || `${near.series.name}\n${chart.x}: ${shown(near.point[0])}\n${chart.y}: ${shown(near.point[1])}`;
-      tip.hidden = false;
-      const left = (near.at[0] / size.width) * box.width, half = tip.offsetWidth / 2;
-      tip.style.left = `${Math.min(Math.max(left, half), box.width - half)}px`;
-      tip.style.top = `${(near.at[1] / size.height) * box.height}px`;
+      view.show(near.series, near.point);
     });
-    svg.addEventListener("pointerleave", leave);
+    svg.addEventListener("pointerleave", view.hide);
   }
 
-  function toggles(figure, holder, chart) {
-    const hiddenNames = new Set();
-    const box = Object.assign(document.createElement("fieldset"), {});
-    box.appendChild(Object.assign(document.createElement("legend"), {textContent: "show"}));
-    chart.series.forEach((series, number) => {
-      const label = document.createElement("label");
-      const input = Object.assign(document.createElement("input"), {type: "checkbox", checked: true, name: series.name});
+  const kept = (value, last) => Math.min(Math.max(value, 0), last);
+  // Where a key leads from `at`, {line, point}; null stands for nowhere yet. Undefined if it is no key of ours.
+  function next(visible, at, key) {
+    const from = at || {line: 0, point: 0}, points = visible[from.line].points, last = points.length - 1;
+    const leap = Math.max(2, Math.round(last / 10)), first = at ? 1 : 0;
+    const along = {ArrowLeft: from.point - 1, ArrowRight: from.point + first, PageUp: from.point - leap,
+      PageDown: from.point + leap, Home: 0, End: last}[key];
+    if (along !== undefined) return {line: from.line, point: kept(along, last)};
+    const across = {ArrowUp: from.line - 1, ArrowDown: from.line + first}[key];
+    if (across === undefined) return undefined;
+    const to = kept(across, visible.length - 1), here = points[from.point][0];
+    return {line: to, point: nearest(visible[to].points, here)};
+  }
+  function nearest(points, x) {
+    let best = 0;
+    points.forEach((point, number) => { if (Math.abs(point[0] - x) < Math.abs(points[best][0] - x)) best = number; });
+    return best;
+  }
+  const isPlain = (event) => !(event.ctrlKey || event.altKey || event.metaKey || event.shiftKey);
+
+  function keyboard(figure, holder, chart, state) {
+    const said = html("p", {className: "unseen"});
+    said.setAttribute("role", "status");
+    said.setAttribute("aria-live", "polite");
+    const help = html("p", {className: "keys", id: `keys-${holder.dataset.chart}`, textContent: KEYS});
+    holder.after(help, said);
+    const attributes = {tabindex: 0, role: "application", "aria-roledescription": "line chart", "aria-label": chart.label,
+      "aria-describedby": help.id};
+    for (const [key, value] of Object.entries(attributes)) holder.setAttribute(key, value);
+    holder.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") holder.blur();
+      const to = state.view && isPlain(event) ? next(state.view.visible, state.view.at, event.key) : undefined;
+      if (to === undefined) return;
+      event.preventDefault();
+      state.view.at = to;
+      const series = state.view.visible[to.line];
+      said.textContent = state.view.show(series, series.points[to.point]).replaceAll("\n", ", ");
+    });
+    holder.addEventListener("blur", () => {
+      said.textContent = "";
+      if (state.view) { state.view.at = null; state.view.hide(); }
+    });
+  }
+
+  // The lines by colour and name, to show and to hide: one stop of the Tab key, arrow keys within.
+  function legend(figure, holder, chart, hiddenNames, redraw) {
+    const bar = html("div", {className: "legend"});
+    bar.setAttribute("role", "toolbar");
+    bar.setAttribute("aria-label", `Lines of: ${chart.label}`);
+    const inputs = chart.series.map(numbered).map((series, at) => {
+      const input = html("input", {type: "checkbox", checked: true, name: series.name, tabIndex: at ? -1 : 0});
       input.addEventListener("change", () => {
         if (input.checked) hiddenNames.delete(series.name); else hiddenNames.add(series.name);
-        draw(holder, chart, hiddenNames);
+        redraw();
       });
-      const swatch = Object.assign(document.createElement("span"), {className: "swatch"});
-      swatch.style.background = isDashed(number)
-        ? `repeating-linear-gradient(90deg, ${color(number)} 0 0.4rem, transparent 0.4rem 0.65rem)` : color(number);
+      const swatch = html("span", {className: "swatch"}), label = html("label", {});
+      swatch.style.borderTop = `0.25rem ${BORDERS[stroke(series.number)]} ${color(series.number)}`;  // print leaves backgrounds out
       label.append(input, swatch, series.name);
-      box.appendChild(label);
+      bar.appendChild(label);
+      return input;
     });
-    if (chart.series.length > 1) figure.insertBefore(box, holder);
+    bar.addEventListener("focusin", (event) => { for (const input of inputs) input.tabIndex = input === event.target ? 0 : -1; });
+    bar.addEventListener("keydown", (event) => {
+      const here = inputs.indexOf(event.target), last = inputs.length - 1;
+      const to = {ArrowLeft: here - 1, ArrowUp: here - 1, ArrowRight: here + 1, ArrowDown: here + 1, Home: 0, End: last}[event.key];
+      if (to === undefined || !isPlain(event)) return;
+      event.preventDefault();
+      inputs[kept(to, last)].focus();
+    });
+    figure.insertBefore(bar, holder);
+  }
+
+  function build(figure, holder, chart) {
+    const hiddenNames = new Set(), state = {view: null};
+    const redraw = () => { state.view = draw(holder, chart, hiddenNames); };
+    if (chart.series.length > 1) legend(figure, holder, chart, hiddenNames, redraw);
+    keyboard(figure, holder, chart, state);
     let width = 0;
     new ResizeObserver(() => {
-      if (holder.clientWidth !== width) { width = holder.clientWidth; draw(holder, chart, hiddenNames); }
+      if (holder.clientWidth !== width) { width = holder.clientWidth; redraw(); }
     }).observe(holder);
   }
 
   const charts = JSON.parse(document.getElementById("charts").textContent);
-  for (const holder of document.querySelectorAll(".plot")) toggles(holder.parentElement, holder, charts[holder.dataset.chart]);
+  for (const holder of document.querySelectorAll(".plot")) build(holder.parentElement, holder, charts[holder.dataset.chart]);
 })();
