@@ -53,7 +53,7 @@ def _run(path: Path) -> "RunSnapshot":
 def _splits(runs: "list[RunSnapshot]") -> "list[Split]":
     """Who holds what, of data that are public anyway; of private data it would be a leak."""
     from alidpfl.runs.config_file import parse_config
-    from alidpfl.runs.public import public_split
+    from alidpfl.runs.public import public_split, split_title
     from alidpfl.views.report_page import Split
 
     found: dict[str, Split] = {}
@@ -66,6 +66,6 @@ def _splits(runs: "list[RunSnapshot]") -> "list[Split]":
         except AliDpflError:  # the data are not on this machine
             continue
         if counts is not None:
-            title = f"{config.data.name}, {config.partition}, {config.data.clients} clients, seed {config.run.seed}"
+            title = split_title(config)
             found.setdefault(title, Split(title=title, counts=counts))
     return list(found.values())

@@ -1,14 +1,19 @@
 """What the report page shows of a folder of results: its tables and the paper's figures, drawn from the runs."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from alidpfl.errors import ConfigError, DataError
+from alidpfl.privacy import SampledGaussian, epsilon_bound
 from alidpfl.reproduction.grid import NAMES, SEARCH, Cell, Grid, cells, load_grid
 from alidpfl.reproduction.results import STORE, Result, known_in, lines_of
+from alidpfl.reproduction.splits import splits_of
 from alidpfl.reproduction.tables import Entry, Table, rows_by_dataset, shown, table_so_far
 from alidpfl.store.files import parse_json, read_bytes
 from alidpfl.views.report_page import ResultChart, ResultReport, ResultTable
@@ -40,6 +45,11 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
             made.append(table)
             caveats += _caveats(table)
             charts += list(_charts(table, known))
+    splits, absent = splits_of(_run_cells(made, known))
+    if absent:
+        caveats.append(
+            f"Who holds what is not shown of {', '.join(absent)}: these data cannot be read on this machine."
+        )
     best = list(_best(folder / _BEST))
     if not made and not best:
         raise ConfigError(
@@ -57,7 +67,15 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
             *best,
         ],
         charts=charts,
+        splits=splits,
     )
+
+
+def _run_cells(made: Sequence[Table], known: Mapping[str, Result]) -> Iterator[Cell]:
+    """Of the first seed, without the search for settings."""
+    for table in made:
+        if table.grid.name != SEARCH:
+            yield from (cell for cell in cells(table.grid) if cell.key in known)
 
 
 def _charts(table: Table, known: Mapping[str, Result]) -> Iterator[ResultChart]:
@@ -66,8 +84,9 @@ def _charts(table: Table, known: Mapping[str, Result]) -> Iterator[ResultChart]:
     first = {method.name: (method.accountants or table.grid.accountants)[0] for method in table.grid.methods}
     run = [cell for cell in cells(table.grid) if cell.key in known and cell.accountant == first[cell.method]]
     yield from _fixed_charts(table)
-    yield from _sequence_charts(table.grid, run, known)
-    yield from _accuracy_charts(table.grid, run, known)
+    yield from _sequence_charts(table, run, known)
+    yield from _accuracy_charts(table, run, known)
+    yield from _epsilon_charts(table, run, known)
 
 
 def _summary(made: Sequence[Table]) -> ResultTable:
@@ -200,11 +219,11 @@ def _fixed_charts(table: Table) -> Iterator[ResultChart]:
             if len(points) > 1:
                 series.append({"name": column.name, "points": points, "dots": True})
         if series:
-            chart = {"label": "accuracy against fixed local steps", "x": "fixed τ", "y": "test accuracy (%)"}
-            yield _chart(f"fixed-{table.grid.name}-{dataset}", f"Fixed τ, {dataset} (Fig. 1)", chart, series)
+            axes = {"x": "fixed τ", "y": "test accuracy (%)"}
+            yield _chart(table, f"fixed-{table.grid.name}-{dataset}", f"fixed τ, {dataset} (Fig. 1)", axes, series)
 
 
-def _sequence_charts(grid: Grid, listed: Sequence[Cell], known: Mapping[str, Result]) -> Iterator[ResultChart]:
+def _sequence_charts(table: Table, listed: Sequence[Cell], known: Mapping[str, Result]) -> Iterator[ResultChart]:
     """Fig. 4: τ of each round, of the first seed."""
     for dataset in dict.fromkeys(cell.dataset for cell in listed):
         series = []
@@ -214,11 +233,12 @@ def _sequence_charts(grid: Grid, listed: Sequence[Cell], known: Mapping[str, Res
             points = [[number, float(steps)] for number, steps in enumerate(known[cell.key].local_steps, start=1)]
             series.append({"name": f"{cell.method}, {cell.column}", "points": points})
         if series:
-            chart = {"label": "local steps of each round", "x": "round", "y": "local steps τ"}
-            yield _chart(f"sequence-{grid.name}-{dataset}", f"τ of ALI-DPFL, {dataset} (Fig. 4)", chart, series)
+            axes = {"x": "round", "y": "local steps τ"}
+            name = f"sequence-{table.grid.name}-{dataset}"
+            yield _chart(table, name, f"τ of ALI-DPFL, {dataset} (Fig. 4)", axes, series)
 
 
-def _accuracy_charts(grid: Grid, listed: Sequence[Cell], known: Mapping[str, Result]) -> Iterator[ResultChart]:
+def _accuracy_charts(table: Table, listed: Sequence[Cell], known: Mapping[str, Result]) -> Iterator[ResultChart]:
     """Accuracy by round, of the first seed: a drawing for each data set and column."""
     for dataset, column in dict.fromkeys((cell.dataset, cell.column) for cell in listed):
         series = [
@@ -226,10 +246,73 @@ def _accuracy_charts(grid: Grid, listed: Sequence[Cell], known: Mapping[str, Res
             for cell in listed
             if (cell.dataset, cell.column) == (dataset, column)
         ]
-        place = [name.name for name in grid.columns].index(column)
-        chart = {"label": "accuracy by round", "x": "round", "y": "test accuracy (%)"}
-        yield _chart(f"accuracy-{grid.name}-{dataset}-{place}", f"Accuracy, {dataset}, {column}", chart, series)
+        name = f"accuracy-{table.grid.name}-{dataset}-{_place(table, column)}"
+        axes = {"x": "round", "y": "test accuracy (%)"}
+        yield _chart(table, name, f"accuracy, {dataset}, {column}", axes, series)
 
 
-def _chart(name: str, title: str, chart: dict[str, Any], series: list[dict[str, Any]]) -> ResultChart:
-    return ResultChart(name=name, title=title, caption=_DRAWN, chart={**chart, "series": series})
+def _epsilon_charts(table: Table, listed: Sequence[Cell], known: Mapping[str, Result]) -> Iterator[ResultChart]:
+    """ε by round, of the first seed: a drawing for each data set and column."""
+    for dataset, column in dict.fromkeys((cell.dataset, cell.column) for cell in listed):
+        drawn = [known[cell.key] for cell in listed if (cell.dataset, cell.column) == (dataset, column)]
+        methods = [cell.method for cell in listed if (cell.dataset, cell.column) == (dataset, column)]
+        every = math.ceil(max(result.rounds for result in drawn) / 16)
+        series, untold = [], []
+        for place, (method, result) in enumerate(zip(methods, drawn, strict=True)):
+            if points := _epsilon_by_round(result, every):
+                name = method if result.covers_everything else f"{method} *"
+                series.append({"name": name, "points": points, "dots": True, "place": place})
+            else:
+                untold.append(method)
+        if series:
+            name = f"epsilon-{table.grid.name}-{dataset}-{_place(table, column)}"
+            axes = {"x": "round", "y": "ε spent", **_budget(drawn)}
+            made = _chart(table, name, f"ε spent, {dataset}, {column}", axes, series)
+            yield replace(made, caption=_epsilon_caption(series, untold))
+
+
+def _epsilon_by_round(result: Result, every: int) -> list[list[float]]:
+    """[round, ε] after the first, so many more, and the last; empty where what is kept of the run does not tell it.
+
+    Kept are the steps of every round, and one σ. Where that does not come to the ε which the run itself reported, its
+    noise changed on the way, or its statistics were charged too.
+    """
+    try:
+        rate, accountant = float(result.settings["privacy.sample_rate"]), str(result.settings["privacy.accountant"])
+    except KeyError:  # left to their defaults, in a grid of one's own
+        return []
+
+    def spent(steps: int) -> float:
+        run = SampledGaussian(sample_rate=rate, noise_multiplier=result.noise_multiplier, steps=steps)
+        return epsilon_bound([run], result.delta, accountant)
+
+    total = list(accumulate(result.local_steps))
+    if not total or not math.isclose(spent(total[-1]), result.epsilon, rel_tol=1e-3):  # as near as the quick bound is
+        return []
+    rounds = sorted({1, *range(every, len(total), every), len(total)})
+    return [[number, spent(total[number - 1])] for number in rounds]
+
+
+def _budget(drawn: Sequence[Result]) -> dict[str, Any]:
+    """A line at the ε that all were given."""
+    given = {result.settings.get("privacy.epsilon") for result in drawn}
+    epsilon = given.pop() if len(given) == 1 else None
+    return {"limit": {"y": epsilon, "text": f"budget ε = {epsilon:g}"}} if isinstance(epsilon, int | float) else {}
+
+
+def _epsilon_caption(series: Sequence[Mapping[str, Any]], untold: Sequence[str]) -> str:
+    parts = ["Of the first seed, by the accountant of the run, from its σ and the steps of every round."]
+    if any(line["name"].endswith(" *") for line in series):
+        parts.append("* of its steps only: clients' values were used without noise, which ε does not cover.")
+    if untold:
+        parts.append(f"Not drawn: {', '.join(untold)}, whose ε does not follow from what is kept of the run.")
+    return " ".join(parts)
+
+
+def _place(table: Table, column: str) -> int:
+    return [name.name for name in table.grid.columns].index(column)
+
+
+def _chart(table: Table, name: str, what: str, axes: dict[str, Any], series: list[dict[str, Any]]) -> ResultChart:
+    title = f"{_short(table)}: {what}"  # two tables may have a drawing of the same data set and column
+    return ResultChart(name=name, title=title, caption=_DRAWN, chart={"label": title, **axes, "series": series})

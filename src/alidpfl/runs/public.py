@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from alidpfl.data import Dataset
 from alidpfl.data.partition import label_counts
 from alidpfl.features import vector_size
 from alidpfl.federation.params import num_params, trained
@@ -39,11 +40,20 @@ def public_facts(config: Config, *, on_progress: OnProgress | None = None) -> Pu
     )
 
 
-def public_split(config: Config) -> list[list[int]] | None:
-    """Records of each class at each client, for data that are public anyway; None for users' own."""
+def public_split(config: Config, dataset: Dataset | None = None) -> list[list[int]] | None:
+    """Records of each class at each client, for data that are public anyway; None for users' own.
+
+    `dataset` spares reading what was read before.
+    """
     if config.data.name == "npz":
         return None
-    dataset = load_data(config)
+    dataset = dataset or load_data(config)
     parts = [rows.numpy() for rows in simulation_data(config, dataset).clients]
     counts = label_counts(dataset.train.targets.numpy(), parts, dataset.num_classes)
     return [[int(count) for count in row] for row in counts.T]
+
+
+def split_title(config: Config) -> str:
+    """What tells one split from another."""
+    beta = f"({config.data.dirichlet_beta:g})" if config.partition == "dirichlet" else ""
+    return f"{config.data.name}, {config.partition}{beta}, {config.data.clients} clients, seed {config.run.seed}"
