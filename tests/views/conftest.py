@@ -34,7 +34,7 @@ def results(tmp_path_factory):
     folder, lines = tmp_path_factory.mktemp("results"), []
     methods = [*(f"fedavg_dp:tau={steps}" for steps in (1, 2, 3, 5, 10)), "ali_dpfl", "ours:ali"]
     for place, cell in enumerate(cells(load_grid("small"), datasets=["mnist"], methods=methods, seeds=2)):
-        result = made_result(cell, 50.0 + place, covers_everything=cell.method != "ali_dpfl")
+        result = made_result(cell, 50.0 + place % 50, covers_everything=cell.method != "ali_dpfl")
         lines.append(json.dumps(asdict(result)))
     (folder / "small.jsonl").write_text("\n".join(lines) + "\n")
     best = {"table": "small", "ratio": "1/2", "dataset": "mnist", "paper": 97.58, "epsilon_allowed": 2.0}
