@@ -53,7 +53,7 @@ REPRODUCTION_MUTANTS = (
         f"{CODE}/grid.py",
         "if content != _text(path.stem):",
         "if False:",
-        GRIDS,
+        f"{GRIDS}::test_no_other_grid_can_take_the_name_of_one_that_ships",
     ),
     (
         "reproduction: fixed τ are drawn by whichever accountant",
