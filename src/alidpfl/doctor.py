@@ -1,10 +1,13 @@
 """Is this installation whole? Each check looks at one thing and says what to do about it."""
 
+import ctypes
 import importlib.metadata
 import os
 import re
 import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,9 +21,19 @@ _EXTRAS = {
     "report": "pictures (`--plot`)",
     "tensorboard": "`alidpfl run --tensorboard`",
 }
+_IMPORTS = {
+    "flower": "flwr.app, flwr.clientapp, flwr.serverapp, httpx, starlette.applications, uvicorn",
+    "report": "matplotlib.figure",
+    "tensorboard": "tensorboard.summary.writer.event_file_writer",
+}
+"""What an extra is for. Being installed is not enough: another package may have replaced what one of them needs."""
+_FLOWER_PROGRAMS = ("flwr", "flower-superlink", "flower-supernode")
+_LONGEST_IMPORT = 120.0
 _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _OTHER_MALLOCS = ("jemalloc", "tcmalloc", "mimalloc")
+_LEAST_THRESHOLD = 32 << 20  # of malloc: what workers set
 _LEAST_FREE_BYTES = 1 << 30
+_WITHOUT_KERNELS = "without, the same in PyTorch, up to 1.4 times as long"
 
 
 class State(StrEnum):
@@ -44,7 +57,7 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Every check in turn; one that fails in a way nobody foresaw is a finding too."""
-    for check in (_versions, _torch, _kernels, _malloc, _step, _cache, _data, _extras):
+    for check in (_versions, _torch, _kernels, _malloc, _step, _cache, _data, _extras, _flower_programs):
         try:
             yield from check()
         except Exception as error:
@@ -78,9 +91,22 @@ def _kernels() -> Iterator[Finding]:
         yield Finding("native kernels", State.GOOD, native.instruction_set())
     elif os.environ.get("ALIDPFL_NATIVE") == "0":
         yield Finding("native kernels", State.ADVICE, "switched off by ALIDPFL_NATIVE=0", "unset it")
+    elif (path := native.library_file()) is not None:
+        remedy = (
+            f"it was built for another machine, or is damaged: delete it, and install alidpfl anew; {_WITHOUT_KERNELS}"
+        )
+        yield Finding("native kernels", State.ADVICE, f"{path} does not load: {_loaders_words(path)}", remedy)
     else:
-        remedy = "install a C compiler (gcc), then alidpfl anew; without, the same in PyTorch, up to 1.4 times as long"
-        yield Finding("native kernels", State.ADVICE, "none: PyTorch serves", remedy)
+        remedy = f"install a C compiler (gcc), then alidpfl anew; {_WITHOUT_KERNELS}"
+        yield Finding("native kernels", State.ADVICE, "not built: PyTorch serves", remedy)
+
+
+def _loaders_words(path: Path) -> str:
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        return str(error).removeprefix(f"{path}: ")
+    return "it did before"  # and was replaced since
 
 
 def _malloc() -> Iterator[Finding]:
@@ -89,14 +115,24 @@ def _malloc() -> Iterator[Finding]:
     other = next((name for name in _OTHER_MALLOCS if name in loaded), None)
     if other is not None:
         yield Finding("malloc", State.GOOD, other)
-    elif all(name in os.environ for name in _MALLOC_VARIABLES):
-        yield Finding("malloc", State.GOOD, "glibc's, which keeps large blocks")
-    elif "libc.so" in loaded:
+    elif "libc.so" not in loaded:
+        yield Finding("malloc", State.GOOD, "not glibc's")
+    elif small := [name for name in _MALLOC_VARIABLES if _number_in(name) < _LEAST_THRESHOLD]:
+        given = " ".join(f"{name}={os.environ[name]}" for name in small if name in os.environ)
         settings = " ".join(f"{name}={1 << 30}" for name in _MALLOC_VARIABLES)
         remedy = f"in one process, steps may take a third less time with {settings}; workers and vaults set it"
-        yield Finding("malloc", State.ADVICE, "glibc's default, which gives large blocks back", remedy)
+        seen = f"glibc's {f'with {given}' if given else 'default'}, which gives large blocks back"
+        yield Finding("malloc", State.ADVICE, seen, remedy)
     else:
-        yield Finding("malloc", State.GOOD, "not glibc's")
+        yield Finding("malloc", State.GOOD, "glibc's, which keeps large blocks")
+
+
+def _number_in(variable: str) -> int:
+    """0 where there is none: glibc too passes over what is no number."""
+    try:
+        return int(os.environ.get(variable, "0"), 0)
+    except ValueError:
+        return 0
 
 
 def _step() -> Iterator[Finding]:
@@ -121,32 +157,94 @@ def _cache() -> Iterator[Finding]:
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     remedy = "set XDG_CACHE_HOME to a folder of yours on a disk with room"
     free = shutil.disk_usage(there).free
-    if not os.access(there, os.W_OK):
-        yield Finding("cache", State.BROKEN, f"{folder} cannot be written", remedy)
+    if (refusal := _refusal_to_write(there)) is not None:
+        yield Finding("cache", State.BROKEN, f"{folder} cannot be written: {refusal}", remedy)
     elif free < _LEAST_FREE_BYTES:
         yield Finding("cache", State.ADVICE, f"{folder}: {free / 1e6:.0f} MB free", remedy)
     else:
         yield Finding("cache", State.GOOD, f"{folder}, {free / 1e9:.0f} GB free")
 
 
+def _refusal_to_write(folder: Path) -> str | None:
+    """By trying: permissions alone say yes to root where the file system says no."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 def _data() -> Iterator[Finding]:
+    from alidpfl.data.directories import DATA_DIR_VARIABLE
     from alidpfl.data.inventory import inventory
 
+    named = os.environ.get(DATA_DIR_VARIABLE)
+    wrong = _wrong_with(Path(named)) if named else ""
+    if named:
+        remedy = f"set {DATA_DIR_VARIABLE} to the folder of the data sets, or unset it" if wrong else ""
+        state = State.GOOD if not wrong else State.BROKEN if Path(named).exists() else State.ADVICE
+        yield Finding("data directory", state, f"{DATA_DIR_VARIABLE}={named}{wrong}", remedy)
+    if wrong and Path(named or "").is_dir():  # nothing can be looked for in it
+        return
+    first = f"see to {DATA_DIR_VARIABLE} first; then " if wrong else ""
     states = {"missing": State.ADVICE, "corrupt": State.BROKEN}
     for entry in inventory():
         if entry.kind == "real":
-            state = states.get(entry.state, State.GOOD)
-            yield Finding(f"data: {entry.name}", state, entry.folder or entry.state, entry.note)
+            state, remedy = states.get(entry.state, State.GOOD), first + entry.note if entry.note else ""
+            yield Finding(f"data: {entry.name}", state, entry.folder or entry.state, remedy)
+
+
+def _wrong_with(folder: Path) -> str:
+    if not folder.exists():
+        return " is not there"
+    if not folder.is_dir():
+        return " is a file, not a folder"
+    return "" if os.access(folder, os.R_OK | os.X_OK) else " cannot be read"
 
 
 def _extras() -> Iterator[Finding]:
     for extra, purpose in _EXTRAS.items():
+        install = f"for {purpose}, in a clone of alidpfl: pip install -c constraints.txt '.[{extra}]'"
         missing = [needed for needed in _needed_by(extra) if not _is_installed(needed)]
         if missing:
-            remedy = f"for {purpose}, in a clone of alidpfl: pip install -c constraints.txt '.[{extra}]'"
-            yield Finding(f"extra: {extra}", State.ADVICE, f"without {', '.join(missing)}", remedy)
+            yield Finding(f"extra: {extra}", State.ADVICE, f"without {', '.join(missing)}", install)
+        elif (failure := _failure_to_import(_IMPORTS[extra])) is not None:
+            remedy = f"{install} --force-reinstall"
+            yield Finding(f"extra: {extra}", State.BROKEN, f"installed, but does not import: {failure}", remedy)
         else:
             yield Finding(f"extra: {extra}", State.GOOD, f"for {purpose}")
+
+
+def _failure_to_import(modules: str) -> str | None:
+    """In a process of its own: what they start, log or break stays there."""
+    quiet = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", f"import {modules}"]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own words
+            command, env=quiet, capture_output=True, text=True, errors="replace", timeout=_LONGEST_IMPORT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"not within {_LONGEST_IMPORT:g} s"
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"])[-1]
+
+
+def _flower_programs() -> Iterator[Finding]:
+    """As shells, systemd and Flower itself look for them."""
+    if any(not _is_installed(needed) for needed in _needed_by("flower")):
+        return  # which was said
+    absent = [name for name in _FLOWER_PROGRAMS if shutil.which(name) is None]
+    own = Path(sys.executable).parent
+    if not absent:
+        yield Finding("Flower's programs", State.GOOD, str(shutil.which(_FLOWER_PROGRAMS[1])))
+    elif all(shutil.which(name, path=str(own)) for name in absent):
+        remedy = f"for deployments: export PATH={own}:$PATH; `alidpfl flower demo` finds them without"
+        yield Finding("Flower's programs", State.ADVICE, f"in {own}, which is not on PATH", remedy)
+    else:
+        remedy = "in a clone of alidpfl: pip install -c constraints.txt '.[flower]' --force-reinstall"
+        yield Finding("Flower's programs", State.BROKEN, f"flwr is installed without {', '.join(absent)}", remedy)
 
 
 def _needed_by(extra: str) -> list[str]:

@@ -1,15 +1,12 @@
-"""The first thing that a new user asks: the help, on one screen and with examples; and the doctor."""
+"""The first thing that a new user asks: the help, on one screen and with examples; and completion."""
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from alidpfl import doctor
 from alidpfl.cli import commands, help_of
 from tests.runs.command import alidpfl
 
@@ -72,97 +69,3 @@ def test_shells_can_complete_commands(shell):
     )
     assert {"report", "reproduce"} <= set(re.findall(r"\w+", done.stdout)), done
     assert "audit" not in done.stdout
-
-
-def test_a_whole_installation():
-    done = alidpfl("doctor", "--json")
-    found = {finding["what"]: finding for finding in json.loads(done.stdout)}
-    assert done.exit_code == 0
-    assert {
-        "alidpfl",
-        "PyTorch",
-        "native kernels",
-        "malloc",
-        "a private step",
-        "cache",
-        "extra: flower",
-    } <= found.keys()
-    assert all(finding["remedy"] for finding in found.values() if finding["state"] != "good")
-    assert "doctor" in alidpfl("doctor").stdout
-
-
-def test_what_is_missing_comes_with_a_remedy(monkeypatch, tmp_path):
-    monkeypatch.setenv("ALIDPFL_DATA_DIR", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor, "_is_installed", lambda _needed: False)
-    monkeypatch.setattr("alidpfl.dpsgd.native.is_available", lambda: False)
-    found = {finding.what: finding for finding in doctor.examine()}
-    assert "alidpfl data get mnist" in found["data: mnist"].remedy
-    assert "pip install -c constraints.txt '.[flower]'" in found["extra: flower"].remedy
-    assert "flwr" in found["extra: flower"].seen
-    assert "C compiler" in found["native kernels"].remedy
-
-
-def test_what_is_broken_ends_with_status_1(monkeypatch, tmp_path):
-    def broken():
-        raise OSError("no kernels for this processor")
-
-    monkeypatch.setattr("alidpfl.dpsgd.native.is_available", broken)
-    done = alidpfl("doctor")
-    assert done.exit_code == 1
-    assert "no kernels for this processor" in done.stdout
-
-
-def examined():
-    return {finding.what: finding for finding in doctor.examine()}
-
-
-def test_a_cache_that_cannot_be_written_is_broken(monkeypatch):
-    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
-    assert examined()["cache"].state == doctor.State.BROKEN
-
-
-def test_a_disk_that_is_nearly_full_is_told(monkeypatch):
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
-    found = examined()["cache"]
-    assert (found.state, "5 MB free" in found.seen) == (doctor.State.ADVICE, True)
-    assert "XDG_CACHE_HOME" in found.remedy
-
-
-def test_data_that_are_damaged_are_broken(monkeypatch, tmp_path):
-    damaged = tmp_path / "MNIST" / "raw"
-    damaged.mkdir(parents=True)
-    for name in (
-        "train-images-idx3-ubyte",
-        "train-labels-idx1-ubyte",
-        "t10k-images-idx3-ubyte",
-        "t10k-labels-idx1-ubyte",
-    ):
-        (damaged / name).write_bytes(b"not images")
-    monkeypatch.setenv("ALIDPFL_DATA_DIR", str(tmp_path))
-    found = examined()["data: mnist"]
-    assert found.state == doctor.State.BROKEN
-    assert found.remedy
-
-
-def test_a_step_that_is_not_finite_is_broken(monkeypatch):
-    import torch
-
-    nonsense = SimpleNamespace(noised_sum={"weight": torch.tensor([1.0, float("nan")])})
-    monkeypatch.setattr("alidpfl.dpsgd.dp_sgd_step", lambda *_: nonsense)
-    assert examined()["a private step"].state == doctor.State.BROKEN
-
-
-@pytest.mark.parametrize(
-    ("needed", "is_installed"),
-    [("torch>=2.6", True), ("torch>=99", False), ("torch<2.0,>=1.0", False), ("no-such-thing", False), ("numpy", True)],
-)
-def test_versions_within_bounds(needed, is_installed):
-    assert doctor._is_installed(needed) is is_installed
-
-
-def test_what_an_extra_needs_by_another():
-    needed = " ".join(doctor._needed_by("flower"))
-    assert "flwr" in needed
-    assert "uvicorn" in needed  # by way of `vault`
-    assert "matplotlib" not in needed

@@ -59,15 +59,20 @@ class _Library:
 def _library() -> _Library | None:
     if os.environ.get("ALIDPFL_NATIVE") == "0":
         return None
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_native{suffix}")
-        if path.exists():
-            try:
-                handle = ctypes.CDLL(str(path))
-            except OSError:  # built for another machine: the PyTorch path serves
-                return None
-            return _Library(handle, handle.alidpfl_instruction_set())
-    return None
+    path = library_file()
+    if path is None:
+        return None
+    try:
+        handle = ctypes.CDLL(str(path))
+    except OSError:  # built for another machine: the PyTorch path serves
+        return None
+    return _Library(handle, handle.alidpfl_instruction_set())
+
+
+def library_file() -> Path | None:
+    """What was built for this Python, whether it loads or not; None where nothing was."""
+    beside = (Path(__file__).with_name(f"_native{suffix}") for suffix in EXTENSION_SUFFIXES)
+    return next((path for path in beside if path.exists()), None)
 
 
 @contextmanager
