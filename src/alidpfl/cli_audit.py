@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from alidpfl.cli_completion import complete_setting
 from alidpfl.cli_progress import progress_bar
 from alidpfl.errors import ConfigError
 
@@ -16,7 +17,10 @@ _EXIT_REFUTED = 1
 def audit(  # noqa: PLR0917 - they are options
     config: Annotated[Path | None, typer.Argument(help="TOML file; without it the embedded default.")] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.", autocompletion=complete_setting
+        ),
     ] = None,
     one_step: Annotated[bool, typer.Option("--one-step", help="Only thousands of single steps with a canary.")] = False,
     one_run: Annotated[bool, typer.Option("--one-run", help="Only one training with many canaries.")] = False,

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from alidpfl.cli_completion import DATA, REAL_DATA, one_of
 from alidpfl.cli_progress import progress_bar
 from alidpfl.types import OnProgress
 
@@ -65,7 +66,7 @@ def list_data(
 
 @data_app.command()
 def get(
-    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist or cifar10.")],
+    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist or cifar10.", autocompletion=one_of(REAL_DATA))],
     data_dir: Annotated[
         Path | None, typer.Option(help="Where to; by default $ALIDPFL_DATA_DIR or the user's cache.")
     ] = None,
@@ -83,7 +84,9 @@ def get(
 
 @data_app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Name of a data set: see `alidpfl data list`.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of a data set: see `alidpfl data list`.", autocompletion=one_of(DATA))
+    ],
     *,
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     partition: Annotated[

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from alidpfl.cli_completion import complete_setting
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
 
@@ -20,7 +21,10 @@ flower_app = typer.Typer(
 )
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.", autocompletion=complete_setting
+    ),
 ]
 
 

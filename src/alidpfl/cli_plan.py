@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from alidpfl.cli_completion import ACCOUNTANTS, MODELS, one_of
 from alidpfl.cli_progress import progress_bar
 from alidpfl.inputs.quantities import as_bytes, as_seconds, option
 
@@ -24,7 +25,9 @@ def plan(  # noqa: PLR0917 - they are options
     noise_multiplier: Annotated[
         float | None, typer.Option(help="σ, where that is decided; left out, it is searched.")
     ] = None,
-    accountant: Annotated[str, typer.Option(help="pld, rdp or rdp-paper: who has the last word.")] = "pld",
+    accountant: Annotated[
+        str, typer.Option(help="pld, rdp or rdp-paper: who has the last word.", autocompletion=one_of(ACCOUNTANTS))
+    ] = "pld",
     max_epochs: Annotated[
         float | None, typer.Option(help="Compute: most passes of a client over its data; searched within that.")
     ] = None,
@@ -32,7 +35,9 @@ def plan(  # noqa: PLR0917 - they are options
     time_limit: Annotated[str | None, typer.Option(help="Such as 2h; needs --seconds-per-round.")] = None,
     seconds_per_round: Annotated[float | None, typer.Option(help="How long a round takes.")] = None,
     traffic_limit: Annotated[str | None, typer.Option(help="Such as 5GB: all clients, both directions.")] = None,
-    model: Annotated[str, typer.Option(help="cnn, compact_cnn, linear or mlp, for 1x28x28 images.")] = "compact_cnn",
+    model: Annotated[
+        str, typer.Option(help="cnn, compact_cnn, linear or mlp, for 1x28x28 images.", autocompletion=one_of(MODELS))
+    ] = "compact_cnn",
     num_params: Annotated[int | None, typer.Option(help="Parameters of a model of your own, instead.")] = None,
     smallest_client: Annotated[int | None, typer.Option(help="Its records; left out: all have as many.")] = None,
     heterogeneity: Annotated[float, typer.Option(help="Γ: 10 at Dir(0.05), 5 at Dir(0.5), 1 at Dir(1), 0 IID.")] = 5.0,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import MofNCompleteColumn
 
+from alidpfl.cli_completion import ACCOUNTANTS, FORMATS, GRIDS, REAL_DATA, one_of, several_of
 from alidpfl.cli_progress import BAR, DESCRIPTION, moving_line
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.quantities import as_seconds, option
@@ -21,13 +22,16 @@ _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 _Name = Annotated[
     str,
     typer.Argument(
-        help="small, medium, large, heterogeneity (Tables I to IV), tuning (their search), or a .toml of your own."
+        help="small, medium, large, heterogeneity (Tables I to IV), tuning (their search), or a .toml of your own.",
+        autocompletion=one_of(GRIDS),
     ),
 ]
-_Datasets = Annotated[str, typer.Option(help="Only these, such as mnist,fashion_mnist.")]
+_Datasets = Annotated[
+    str, typer.Option(help="Only these, such as mnist,fashion_mnist.", autocompletion=several_of(REAL_DATA))
+]
 _Methods = Annotated[str, typer.Option(help="Only these, such as ali_dpfl,ours:ratio.")]
 _Columns = Annotated[str, typer.Option("--cells", help="Only these columns, such as 'R_s = R_c/2'.")]
-_Accountants = Annotated[str, typer.Option(help="Only these, such as pld.")]
+_Accountants = Annotated[str, typer.Option(help="Only these, such as pld.", autocompletion=several_of(ACCOUNTANTS))]
 _Seeds = Annotated[int, typer.Option(help="Seeds 0, 1, ... of every cell.")]
 _Store = Annotated[Path, typer.Option(help="Folder of the results: results.sqlite, and JSON lines to commit.")]
 
@@ -80,7 +84,9 @@ def tables(  # noqa: PLR0917 - they are options
     accountants: _Accountants = "",
     seeds: Annotated[int | None, typer.Option(help="Only seeds 0 to this, less one.")] = None,
     store: _Store = Path("results"),
-    form: Annotated[str, typer.Option("--format", help="markdown, latex or csv.")] = "markdown",
+    form: Annotated[
+        str, typer.Option("--format", help="markdown, latex or csv.", autocompletion=one_of(FORMATS))
+    ] = "markdown",
 ) -> None:
     """Ours beside the paper's: mean ± sd over seeds, n and the difference, of what has been run so far.
 

@@ -11,6 +11,7 @@ import typer
 from rich.progress import TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from alidpfl.cli_completion import complete_setting, one_of
 from alidpfl.cli_progress import BAR, DESCRIPTION, moving_line
 from alidpfl.errors import ConfigError
 
@@ -26,7 +27,10 @@ _EXIT_INTERRUPTED = 130
 def run(  # noqa: PLR0917 - they are options
     config: Annotated[Path | None, typer.Argument(help="TOML file; without it the embedded default runs.")] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.", autocompletion=complete_setting
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run; by default a new one under runs/.")] = None,
     resume_dir: Annotated[
@@ -34,7 +38,12 @@ def run(  # noqa: PLR0917 - they are options
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the real data sets (or ALIDPFL_DATA_DIR).")] = None,
     plan: Annotated[
-        str | None, typer.Option(metavar="auto", help="Have sampling rate and noise chosen; see `alidpfl plan`.")
+        str | None,
+        typer.Option(
+            metavar="auto",
+            help="Have sampling rate and noise chosen; see `alidpfl plan`.",
+            autocompletion=one_of(["auto"]),
+        ),
     ] = None,
     max_epochs: Annotated[
         float | None, typer.Option(help="Compute limit of --plan auto: passes of a client over its data.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 import typer
 from rich.table import Table
 
+from alidpfl.cli_completion import DATA, PARTITIONS, one_of
 from alidpfl.errors import ConfigError
 from alidpfl.types import AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultModel
 
@@ -30,7 +31,12 @@ Folder = Annotated[Path, typer.Option("--dir", help="The vault's folder.")]
 @vault_app.command()
 def init(
     *,
-    data: Annotated[str, typer.Option(help="Your .npz file (arrays x, y), or for trying out strokes, mnist, ...")],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Your .npz file (arrays x, y), or for trying out strokes, mnist, ...", autocompletion=one_of(DATA[:-1])
+        ),
+    ],
     folder: Folder,
     epsilon: Annotated[float, typer.Option(help="ε that this data set may ever spend.")],
     delta: Annotated[float, typer.Option(help="δ; well below one over the number of records.")],
@@ -56,7 +62,9 @@ def init(
     ] = None,
     client: Annotated[int, typer.Option(help="Trying out: which client's share, from 0.")] = 0,
     clients: Annotated[int, typer.Option(help="Trying out: of how many.")] = 10,
-    partition: Annotated[str, typer.Option(help="Trying out: iid, dirichlet or natural.")] = "dirichlet",
+    partition: Annotated[
+        str, typer.Option(help="Trying out: iid, dirichlet or natural.", autocompletion=one_of(PARTITIONS))
+    ] = "dirichlet",
     beta: Annotated[float, typer.Option(help="Trying out: β of Dir(β).")] = 0.5,
     split_seed: Annotated[int, typer.Option(help="Trying out: seed of the split.")] = 0,
     validation: Annotated[float, typer.Option(help="Trying out: share that no client holds.")] = 0.0,

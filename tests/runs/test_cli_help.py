@@ -1,5 +1,6 @@
 """The first thing that a new user asks: the help, on one screen and with examples; and completion."""
 
+import os
 import re
 import subprocess
 import sys
@@ -62,10 +63,82 @@ def test_shells_can_complete_commands(shell):
     asked |= {"_TYPER_COMPLETE_ARGS": "alidpfl re", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     done = subprocess.run(
         [Path(sys.executable).with_name("alidpfl")],  # the name that shells know
-        env={"PATH": "/usr/bin:/bin", **asked},
+        env={**os.environ, **asked},
         capture_output=True,
         text=True,
         check=False,
     )
     assert {"report", "reproduce"} <= set(re.findall(r"\w+", done.stdout)), done
     assert "audit" not in done.stdout
+
+
+def offered(*words):
+    """What Tab gives after the last word, which may be empty."""
+    import typer.main
+    from click.shell_completion import ShellComplete
+
+    from alidpfl.cli import app
+
+    asked = ShellComplete(typer.main.get_command(app), {}, "alidpfl", "_ALIDPFL_COMPLETE")
+    return [item.value for item in asked.get_completions(list(words[:-1]), words[-1])]
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("plan --accountant ", "pld rdp rdp-paper"),
+        ("plan --model c", "cnn compact_cnn"),
+        ("run --plan ", "auto"),
+        ("run --set method.p", "method.policy= method.policy_options="),
+        ("audit --set run.s", "run.seed="),
+        ("flower init x --set data.na", "data.name="),
+        ("data get ", "mnist fashion_mnist cifar10"),
+        ("data show s", "strokes synthetic"),
+        ("reproduce ", "small medium large heterogeneity tuning"),
+        ("tables m", "medium"),
+        ("tables small --format ", "markdown latex csv"),
+        ("reproduce small --datasets f", "fashion_mnist"),
+        ("tables small --datasets mnist,", "mnist,fashion_mnist mnist,cifar10"),
+        ("reproduce small --accountants rdp,p", "rdp,pld"),
+        ("vault init --model ", "cnn compact_cnn linear mlp"),
+        ("vault init --accounting ", "planned filter"),
+        ("vault init --data s", "strokes synthetic"),
+        ("vault init --partition ", "iid dirichlet natural"),
+    ],
+)
+def test_values_are_offered(words, values):
+    assert offered(*words.split(" ")) == values.split()
+
+
+def test_what_is_offered_is_what_there_is():
+    from typing import get_args
+
+    from alidpfl import cli_completion, data, planner
+    from alidpfl.privacy import ACCOUNTANTS
+    from alidpfl.reproduction import grid, tables
+    from alidpfl.runs.config_file import keys
+    from alidpfl.vault.source import SplitSource
+
+    assert {section: names.split() for section, names in cli_completion.SETTINGS.items()} == keys()
+    assert set(cli_completion.ACCOUNTANTS) == set(ACCOUNTANTS)
+    assert set(cli_completion.MODELS) == set(planner.MODEL_SIZES)
+    assert (set(cli_completion.DATA), set(cli_completion.REAL_DATA)) == (set(data.NAMES), set(data.SOURCES))
+    assert set(cli_completion.PARTITIONS) == set(get_args(SplitSource.model_fields["partition"].annotation))
+    assert set(cli_completion.GRIDS) == set(grid.NAMES)
+    assert set(cli_completion.FORMATS) == set(tables.FORMATS)
+
+
+def test_bash_completes_a_value(tmp_path):
+    """By the script that `--install-completion` installs, as bash calls it."""
+    script = """
+        eval "$(_ALIDPFL_COMPLETE=source_bash alidpfl)"
+        COMP_WORDS=(alidpfl run --set privacy.e) COMP_CWORD=3
+        _alidpfl_completion alidpfl privacy.e --set
+        echo "offered: ${COMPREPLY[*]}"
+    """
+    places = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    told = {**os.environ, "PATH": places, "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(["bash", "-c", script], env=told, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "offered: privacy.epsilon=" in done.stdout, done
+    assert "alidpfl.cli_completion" in done.stderr  # what was imported
+    assert not re.search(r"\| +(torch|numpy|scipy|pydantic)$", done.stderr, re.MULTILINE)
