@@ -128,9 +128,9 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 
 
 def help_of(command: Any) -> tuple[str, str]:
-    """What a command says of itself, and its example."""
-    words, _, example = (command.help or "").partition("Example: ")
-    return " ".join(words.split()), " ".join(example.split())
+    """What a command says of itself, and its example, in one line."""
+    words, _, example = (command.help or "").partition("Example:\n")
+    return " ".join(words.split()), " ".join(example.replace("\\\n", " ").split())
 
 
 def main() -> None:

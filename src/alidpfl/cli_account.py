@@ -21,12 +21,15 @@ def account(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """How many DP-SGD steps a privacy budget pays for, by each accountant; by default the paper's budgets.
+    r"""How many DP-SGD steps a privacy budget pays for, by each accountant; by default the paper's budgets.
 
-    rdp-paper is the paper's own accountant, rdp the same with a tighter conversion, pld the tightest: use pld. All are
-    safe: they never claim less ε than is spent.
+    rdp-paper is the paper's own accountant, rdp the same with a tighter
+    conversion, pld the tightest: use pld. All are safe: they never claim less ε
+    than is spent.
 
-    Example: alidpfl account --sample-rate 0.01 --noise-multiplier 1.3 --epsilon 2 --epsilon 4
+    Example:
+      alidpfl account --sample-rate 0.01 --noise-multiplier 1.3 --epsilon 2 \
+        --epsilon 4
     """
     if steps and epsilon:
         raise ConfigError(

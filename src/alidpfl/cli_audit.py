@@ -37,9 +37,11 @@ def audit(  # noqa: PLR0917 - they are options
 ) -> None:
     """Try to refute the ε that a configuration claims, with made-up records and the code that trains.
 
-    Exit status 0: not refuted, which is no proof; 1: refuted, the training shows more than it claims.
+    Exit status 0: not refuted, which is no proof; 1: refuted, the training
+    shows more than it claims.
 
-    Example: alidpfl audit --set model.name=linear --plot audit.svg
+    Example:
+      alidpfl audit --set model.name=linear --plot audit.svg
     """
     if one_step and one_run:
         raise ConfigError("--one-step and --one-run: both are done where neither is asked for; leave them out")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 data_app = typer.Typer(
     no_args_is_help=True,
-    help="What data there are, how to get them, and who holds what.\n\nExample: alidpfl data show strokes",
+    help="What data there are, how to get them, and who holds what.\n\nExample:\n  alidpfl data show strokes",
 )
 
 DataDir = Annotated[Path | None, typer.Option(help="Searched instead of $ALIDPFL_DATA_DIR and the user's cache.")]
@@ -47,7 +47,8 @@ def list_data(
 ) -> None:
     """Every data set: where it is, whether it is whole, and how to get it.
 
-    Example: alidpfl data list
+    Example:
+      alidpfl data list
     """
     from alidpfl.data.inventory import inventory
     from alidpfl.views.terminal import wide_console
@@ -73,7 +74,8 @@ def get(
 ) -> None:
     """Download a data set from its own site and check it; a broken download goes on where it stopped.
 
-    Example: alidpfl data get mnist
+    Example:
+      alidpfl data get mnist
     """
     from alidpfl import data
 
@@ -99,9 +101,11 @@ def show(
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this .svg or .png file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Who holds how many samples of each class.
+    r"""Who holds how many samples of each class.
 
-    Example: alidpfl data show strokes --clients 10 --partition dirichlet --beta 0.05 --plot split.svg
+    Example:
+      alidpfl data show strokes --clients 10 --partition dirichlet --beta 0.05 \
+        --plot split.svg
     """
     from alidpfl import data
 

@@ -17,7 +17,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Machine-readabl
 
     Exit status 0: it works, perhaps with advice; 1: something is broken.
 
-    Example: alidpfl doctor
+    Example:
+      alidpfl doctor
     """
     from alidpfl.doctor import State, examine
 

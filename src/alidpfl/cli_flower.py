@@ -17,7 +17,7 @@ from alidpfl.inputs import checks
 
 flower_app = typer.Typer(
     no_args_is_help=True,
-    help="Train over nodes with Flower; docs/deploy.md in the sources is the guide.\n\nExample: alidpfl flower demo",
+    help="Train over nodes with Flower; docs/deploy.md in the sources is the guide.\n\nExample:\n  alidpfl flower demo",
 )
 
 Overrides = Annotated[
@@ -46,9 +46,11 @@ def init(
         bool, typer.Option("--no-evaluation", help="The server has no public test data to look at.")
     ] = False,
 ) -> None:
-    """Write the app folder of a run: its settings, and which parts of the installed package run it.
+    r"""Write the app folder of a run: its settings, and which parts of the installed package run it.
 
-    Example: alidpfl flower init my-run --config run.toml --nodes 3 --no-evaluation && flwr run my-run my-superlink
+    Example:
+      alidpfl flower init my-run --config run.toml --nodes 3 --no-evaluation && \
+      flwr run my-run my-superlink
     """
     from alidpfl.runs import load_config
     from alidpfl.runs.build import make_parts
@@ -89,9 +91,11 @@ def certs(
 ) -> None:
     """Make an authority, a server certificate and node keys, for trying a deployment out.
 
-    In earnest the certificate comes from your own authority, and every node makes its own key.
+    In earnest the certificate comes from your own authority, and every node
+    makes its own key.
 
-    Example: alidpfl flower certs keys --nodes 3 --host superlink.example.org
+    Example:
+      alidpfl flower certs keys --nodes 3 --host superlink.example.org
     """
     from alidpfl.engines.certificates import make_certificates
 
@@ -115,7 +119,8 @@ def demo(
 
     Everything that it starts, it ends: also after Ctrl-C, and after a failure.
 
-    Example: alidpfl flower demo --nodes 3 --rounds 4
+    Example:
+      alidpfl flower demo --nodes 3 --rounds 4
     """
     from alidpfl.engines.demo import run_demo
     from alidpfl.views.tables import rounded_up

@@ -48,12 +48,14 @@ def plan(  # noqa: PLR0917 - they are options
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """What a privacy budget and a number of rounds are best spent on, before any data is touched.
+    r"""What a privacy budget and a number of rounds are best spent on, before any data is touched.
 
-    Without --sample-rate or --noise-multiplier both are searched together: the same ε for more compute can give far
-    more signal.
+    Without --sample-rate or --noise-multiplier both are searched together: the
+    same ε for more compute can give far more signal.
 
-    Example: alidpfl plan --epsilon 2 --clients 10 --samples 60000 --max-rounds 158 --max-epochs 40 --html plan.html
+    Example:
+      alidpfl plan --epsilon 2 --clients 10 --samples 60000 --max-rounds 158 \
+        --max-epochs 40 --html plan.html
     """
     wishes = {
         "epsilon": epsilon,

@@ -23,7 +23,8 @@ def report(
 ) -> None:
     """One page with summary, curves, tables, settings and caveats, which opens from disk without a network.
 
-    Example: alidpfl report runs/first runs/second -o report.html
+    Example:
+      alidpfl report runs/first runs/second -o report.html
     """
     from alidpfl.reproduction.grid import load_grid
     from alidpfl.reproduction.report import results_report

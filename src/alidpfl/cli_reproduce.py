@@ -47,9 +47,11 @@ def reproduce(  # noqa: PLR0917 - they are options
     limit: Annotated[str | None, typer.Option(help="Stop after, such as 2h; what was begun goes on next time.")] = None,
     store: _Store = Path("results"),
 ) -> None:
-    """Run the cells of a table of the paper that have no result yet. Stop it at will: it goes on where it was.
+    r"""Run the cells of a table of the paper that have no result yet. Stop it at will: it goes on where it was.
 
-    Example: alidpfl reproduce small --datasets mnist,fashion_mnist --seeds 3 --jobs 2 --limit 2h
+    Example:
+      alidpfl reproduce small --datasets mnist,fashion_mnist --seeds 3 \
+        --jobs 2 --limit 2h
     """
     from alidpfl.reproduction.results import STORE, Results, lines_of
     from alidpfl.reproduction.run import reproduce as run_all
@@ -90,7 +92,8 @@ def tables(  # noqa: PLR0917 - they are options
 ) -> None:
     """Ours beside the paper's: mean ± sd over seeds, n and the difference, of what has been run so far.
 
-    Example: alidpfl tables small --datasets mnist --format csv
+    Example:
+      alidpfl tables small --datasets mnist --format csv
     """
     from alidpfl.inputs.lookup import named
     from alidpfl.reproduction.results import known_in

@@ -51,11 +51,13 @@ def run(  # noqa: PLR0917 - they are options
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """Train a model over clients that keep their data, within a privacy budget and a number of rounds.
+    r"""Train a model over clients that keep their data, within a privacy budget and a number of rounds.
 
     Ctrl-C ends the run cleanly after the current round; --resume goes on with it.
 
-    Example: alidpfl run --set privacy.epsilon=4 --set method.policy=ratio --out runs/mine
+    Example:
+      alidpfl run --set privacy.epsilon=4 --set method.policy=ratio \
+        --out runs/mine
     """
     if resume_dir is not None and any(x is not None for x in (config, overrides, out, data_dir, plan)):
         raise ConfigError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 vault_app = typer.Typer(
     no_args_is_help=True,
     help="The owner's side of a deployment: data, noise and ledger in a process of their own.\n\n"
-    "Example: alidpfl vault status --dir vault",
+    "Example:\n  alidpfl vault status --dir vault",
 )
 
 _Source = TypeVar("_Source", "FileSource", "SplitSource")
@@ -50,10 +50,15 @@ def init(
         AccountingKind,
         typer.Option(help="planned: every step at q and least σ; filter: at its own, for adap_dpfl."),
     ] = "planned",
-    accountant: Annotated[AccountantName, typer.Option(help="Of planned accounting; pld is the tightest.")] = "pld",
+    accountant: Annotated[
+        AccountantName,
+        typer.Option(metavar="NAME", help="pld (the tightest), rdp or rdp-paper, where accounting is planned."),
+    ] = "pld",
     release: Annotated[Release, typer.Option(help="update: for pe_dpfl with variant output only.")] = "step",
     noise: Annotated[NoiseKind, typer.Option(help="grid: exact to the last bit, and slower.")] = "gaussian",
-    model: Annotated[VaultModel, typer.Option(help="What is trained.")] = "compact_cnn",
+    model: Annotated[
+        VaultModel, typer.Option(metavar="NAME", help="What is trained: cnn, compact_cnn, linear or mlp.")
+    ] = "compact_cnn",
     hidden: Annotated[int, typer.Option(help="Width of mlp.")] = 128,
     num_classes: Annotated[int | None, typer.Option(help="Of your own file: public, so not taken from it.")] = None,
     keep_answers: Annotated[int, typer.Option(help="Answers kept, to be sent again.")] = 20,
@@ -69,10 +74,13 @@ def init(
     split_seed: Annotated[int, typer.Option(help="Trying out: seed of the split.")] = 0,
     validation: Annotated[float, typer.Option(help="Trying out: share that no client holds.")] = 0.0,
 ) -> None:
-    """Enrol a data set: its folder gets a policy, a ledger and a public size.
+    r"""Enrol a data set: its folder gets a policy, a ledger and a public size.
 
-    Example: alidpfl vault init --data patients.npz --num-classes 3 --model linear --dir /var/lib/alidpfl/hospital-a
-    --epsilon 2 --delta 1e-5 --sample-rate 0.04 --min-noise-multiplier 1.1 --max-clip-norm 1 --max-steps-per-round 10
+    Example:
+      alidpfl vault init --data patients.npz --num-classes 3 --model linear \
+        --dir /var/lib/alidpfl/hospital-a --epsilon 2 --delta 1e-5 \
+        --sample-rate 0.04 --min-noise-multiplier 1.1 --max-clip-norm 1 \
+        --max-steps-per-round 10
     """
     from alidpfl.vault.enrolment import enrol
     from alidpfl.vault.policy import make_policy
@@ -123,9 +131,11 @@ def serve(
         str | None, typer.Option(help="counter:hash that status once printed: refuse a ledger that forgot it.")
     ] = None,
 ) -> None:
-    """Load the data and answer training rounds over a Unix socket, until Ctrl-C or SIGTERM.
+    r"""Load the data and answer training rounds over a Unix socket, until Ctrl-C or SIGTERM.
 
-    Example: alidpfl vault serve --dir /var/lib/alidpfl/hospital-a --socket /run/alidpfl/a.sock --group supernode
+    Example:
+      alidpfl vault serve --dir /var/lib/alidpfl/hospital-a \
+        --socket /run/alidpfl/a.sock --group supernode
     """
     if group is not None and socket is None:
         raise ConfigError(
@@ -148,7 +158,8 @@ def status(
 ) -> None:
     """What was spent, what is left, what was refused; and whether the vault is being served.
 
-    Example: alidpfl vault status --dir /var/lib/alidpfl/hospital-a
+    Example:
+      alidpfl vault status --dir /var/lib/alidpfl/hospital-a
     """
     from alidpfl.vault.status import status
 

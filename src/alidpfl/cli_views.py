@@ -31,7 +31,8 @@ def show(
 ) -> None:
     """Settings, results and curves of one run; also while it runs.
 
-    Example: alidpfl show runs/first --plot first.png
+    Example:
+      alidpfl show runs/first --plot first.png
     """
     snapshot = _load(run_dir)
     if plot is not None:
@@ -51,7 +52,8 @@ def compare(
 ) -> None:
     """Several runs side by side: what differs in their settings, their results and curves.
 
-    Example: alidpfl compare runs/first runs/second --plot both.svg
+    Example:
+      alidpfl compare runs/first runs/second --plot both.svg
     """
     snapshots = _with_distinct_names([_load(path) for path in run_dirs])
     if plot is not None:

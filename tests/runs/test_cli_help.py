@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,62 @@ def test_every_command_has_an_example_of_itself(path):
     assert f"alidpfl {' '.join(path)}" in help_of(ALL[path])[1]
 
 
+@pytest.fixture
+def eighty_columns(monkeypatch):
+    import typer.rich_utils
+
+    monkeypatch.setattr(typer.rich_utils, "MAX_WIDTH", SCREEN[0])
+
+
+def prose(path):
+    """The help's paragraphs, above its tables, as they stand on the screen."""
+    above = alidpfl(*path, "--help").stdout.partition("╭")[0]
+    return [[line.rstrip() for line in part] for part in paragraphs(above.splitlines()[1:])]
+
+
+def paragraphs(lines):
+    found = [[]]
+    for line in lines:
+        if line.strip():
+            found[-1].append(line)
+        else:
+            found.append([])
+    return [part for part in found if part]
+
+
+@pytest.mark.usefixtures("eighty_columns")
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_an_example_can_be_pasted_from_a_narrow_screen(path):
+    """Its lines are whole: where one ends before the command does, it ends with a backslash."""
+    head, *lines = prose(path)[-1]
+    assert head.strip() == "Example:"
+    assert all(line.endswith("\\") for line in lines[:-1])
+    pasted = " ".join(" ".join(lines).replace("\\ ", " ").split())
+    assert pasted == help_of(ALL[path])[1]
+    assert not pasted.endswith("\\")
+
+
+@pytest.mark.usefixtures("eighty_columns")
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_no_sentence_is_broken_where_there_was_room(path):
+    for part in prose(path)[1:-1]:
+        for line, following in pairwise(part):
+            assert len(line) + 1 + len(following.split()[0]) > SCREEN[0] - 6, line
+
+
+@pytest.mark.usefixtures("eighty_columns")
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_no_option_is_cut_short(path):
+    shown = alidpfl(*path, "--help").stdout
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= SCREEN[0]
+    for parameter in ALL[path].params:
+        assert parameter.param_type_name == "argument" or parameter.opts[0] in shown.split()
+
+
 @pytest.mark.parametrize("group", sorted({path[0] for path in ALL if len(path) > 1}))
 def test_every_group_has_an_example_that_is_a_command(group):
-    example = re.search(rf"Example: alidpfl {group} (\w+)", alidpfl(group, "--help").stdout)
+    example = re.search(rf"Example: +\n +alidpfl {group} (\w+)", alidpfl(group, "--help").stdout)
     assert (group, example[1]) in ALL
 
 
