@@ -140,15 +140,22 @@ def test_show_warns_of_clients_whose_batches_are_mostly_empty(tmp_path):
 
 
 def test_show_as_json_for_each_partition(tmp_path):
-    folder = npz_folder(tmp_path)
-    common = ("show", "npz", "--data-dir", folder, "--clients", "4", "--json")
+    write_set(tmp_path, num_train=520, num_test=520, labels=np.arange(520) % 2)
+    common = ("show", "mnist", "--data-dir", tmp_path, "--clients", "4", "--json")
     even = json.loads(output(*common, "--partition", "iid"))
     assert [sum(row) for row in even["counts"]] == [130] * 4
     skewed = json.loads(output(*common, "--partition", "dirichlet", "--beta", "0.3", "--seed", "3"))
-    labels = data.load("npz", data_dir=folder).train.targets.numpy()
-    assert skewed["counts"] == data.label_counts(labels, data.dirichlet(labels, 4, 0.3, 3), 2).tolist()
+    labels = data.load("mnist", data_dir=tmp_path).train.targets.numpy()
+    assert skewed["counts"] == data.label_counts(labels, data.dirichlet(labels, 4, 0.3, 3), 10).tolist()
     assert (skewed["partition"], skewed["beta"], skewed["seed"], skewed["num_train"]) == ("dirichlet", 0.3, 3, 520)
-    assert (even["beta"], even["is_synthetic"], even["num_test"]) == (None, False, 4)
+    assert (even["beta"], even["is_synthetic"], even["num_test"]) == (None, False, 520)
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_show_does_not_pool_the_clients_of_own_files(tmp_path, partition):
+    result = run("show", "npz", "--data-dir", npz_folder(tmp_path), "--partition", partition)
+    assert isinstance(result.exception, ConfigError)
+    assert f"partition='{partition}': npz says who holds what" in str(result.exception)
 
 
 def test_show_of_many_clients_says_what_it_leaves_out():

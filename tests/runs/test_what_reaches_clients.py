@@ -269,3 +269,14 @@ def test_the_number_of_clients_is_that_of_the_files(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.clients=7: there are 2, one a file"):
         prepare(load_config(overrides=[*settings, "data.clients=7"]))
     assert len(prepare(load_config(overrides=[*settings, "data.clients=2"])).federation.epsilons) == 2
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_records_of_own_files_are_never_pooled_and_dealt_out_again(tmp_path, partition):
+    """Else their clients' sizes, which are public, would depend on labels, and no client would be anybody's."""
+    folder = npz_folder(tmp_path / "own", with_test=True)
+    settings = ["data.name=npz", f"data.data_dir={folder}", "data.num_classes=2", *BASE[1:-1]]
+    with pytest.raises(ConfigError, match=rf"partition='{partition}': npz says who holds what.*natural"):
+        execute(load_config(overrides=[*settings, f"data.partition={partition}"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert prepare(load_config(overrides=[*settings, "data.partition=natural"])).uncovered == ()
