@@ -244,6 +244,21 @@ def test_a_label_that_the_model_has_no_output_for_is_found_at_enrolment(processe
 
 
 @pytest.mark.parametrize(
+    ("part", "data", "message"),
+    [
+        ("test", (TEST[0], torch.full_like(TEST[1], 9)), "the test data have labels beyond the model's 3 outputs"),
+        ("public", (TEST[0], torch.full_like(TEST[1], 9)), "the public data have labels beyond the model's 3 outputs"),
+        ("public", (TEST[0][:0], TEST[1][:0]), "public: there are no samples"),
+        ("test", (TEST[0][:0], TEST[1][:0]), "the test part is empty"),
+    ],
+)
+def test_what_is_looked_at_is_checked_before_anything_is_spent(part, data, message):
+    """An evaluation that fails after the first round has cost that round's epsilon."""
+    with pytest.raises(DataError, match=message):
+        _federation(**{part: data})
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"epsilon": 0}, "epsilon=0 must be finite and above 0"),

@@ -182,6 +182,8 @@ def _data(clients: Sequence[Client], test: Client | None, public: Client | None)
         evaluation["test"] = (dataset.test.inputs, dataset.test.targets)
     if public is not None:
         held = labelled(public, "public")
+        if len(held) == 0:
+            raise DataError("public: there are no samples; give at least one, or leave it out")
         if held.inputs.shape[1:] != dataset.train.inputs.shape[1:]:
             shapes = [tuple(part.inputs.shape[1:]) for part in (held, dataset.train)]
             raise DataError(f"public inputs have shape {shapes[0]} and the clients' {shapes[1]}; make them equal")

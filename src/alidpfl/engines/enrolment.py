@@ -9,8 +9,10 @@ from torch import nn
 from alidpfl.dpsgd.probe import made_up, trial
 from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import DataError
+from alidpfl.federation.settings import Part
 
 _SCORES = 2  # dimensions of (B, classes)
+_LOOKED_AT: dict[Part, str] = {"test": "the test data", "validation": "the public data"}
 
 
 def check_enrolment(model: nn.Module, data: SimulationData) -> None:
@@ -22,15 +24,21 @@ def check_enrolment(model: nn.Module, data: SimulationData) -> None:
     if classes is None:
         return
     is_beyond = data.targets >= classes
-    if not bool(is_beyond.any()):
-        return
-    found = [number for number, rows in enumerate(data.clients) if bool(is_beyond[rows].any())]
+    held_by = data.clients if bool(is_beyond.any()) else ()  # there may be a million of them
+    found = [number for number, rows in enumerate(held_by) if bool(is_beyond[rows].any())]
     if found:
         others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise DataError(
-            f"client {found[0]}{others} has labels beyond the model's {classes} outputs; number the classes from 0, or "
-            "give the model an output for each"
-        )
+        raise _beyond(f"client {found[0]}{others} has", classes)
+    for part, (_, targets) in data.evaluation.items():
+        if bool((targets >= classes).any()):
+            raise _beyond(f"{_LOOKED_AT[part]} have", classes)
+
+
+def _beyond(who_has: str, classes: int) -> DataError:
+    return DataError(
+        f"{who_has} labels beyond the model's {classes} outputs; number the classes from 0, or give the model an output "
+        "for each"
+    )
 
 
 @torch.no_grad()
