@@ -16,6 +16,7 @@ from alidpfl.cli_progress import BAR, DESCRIPTION, moving_line
 from alidpfl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from alidpfl.federation.progress import Outlook
     from alidpfl.runs import Config, Outcome
     from alidpfl.runs.build import Prepared
     from alidpfl.runs.execute import Listener
@@ -131,6 +132,16 @@ def result_line(outcome: "Outcome") -> str:
     return f"{accuracy} at ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}{seeded}"
 
 
+def _in_words(outlook: "Outlook", rounds_done: int, max_rounds: int) -> str:
+    """R_c, R_s and τ: or what is left of them."""
+    paid = "rounds" if outlook.charged_by == "update" else "local steps"
+    left = "" if rounds_done == 0 else " left"
+    return (
+        f"{outlook.left:,} {paid}{left} for {max_rounds - rounds_done:,} rounds{left}; "
+        f"round {rounds_done + 1} takes τ = {outlook.local_steps:,}"
+    )
+
+
 class _Screen:
     """Progress on standard error: a line that moves on a terminal; elsewhere a plain line for each evaluation."""
 
@@ -177,7 +188,12 @@ class _Screen:
             self._say("warning:", "yellow", warning)
         for shown in prepared.uncovered:
             self._say("epsilon does NOT cover this run:", "bold red", f"it shows {shown}")
-        settings = prepared.federation.training.settings
+        training = prepared.federation.training
+        settings = training.settings
+        if (outlook := training.outlook()) is not None:
+            self._say("budget:", "bold", _in_words(outlook, rounds_done, settings.max_rounds))
+            if outlook.warning is not None:
+                self._say("warning:", "yellow", outlook.warning)
         self._progress.reset(self._task, total=settings.max_rounds, completed=rounds_done, description="training")
 
     def _say(self, head: str, style: str, text: str) -> None:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from alidpfl import RunDirectory
+from alidpfl.federation.loop import Training
 from alidpfl.privacy import SampledGaussian, epsilon
 
 from .command import alidpfl, run_arguments
@@ -43,7 +44,9 @@ def test_without_json_it_shows_the_result(tmp_path):
 def test_on_a_pipe_every_evaluation_is_one_plain_line(tmp_path):
     result = alidpfl(*run_arguments(tmp_path / "run"), "--json")  # 6 rounds, evaluated every third
     records = RunDirectory.open(tmp_path / "run").records()
-    lines = result.stderr.splitlines()
+    budget, *lines = result.stderr.splitlines()
+    told = re.fullmatch(r"budget: (\d+) local steps for 6 rounds; round 1 takes τ = (\d+)", budget)
+    assert (int(told[1]), int(told[2])) == (12, records[0].local_steps)
     assert re.fullmatch(r"round 1/6  τ \d+  ε [\d.]+  [\d.]+ s a round", lines[0])
     for line, number in zip(lines[1:], (3, 6), strict=True):
         record = records[number - 1]
@@ -91,6 +94,25 @@ def test_small_clients_are_warned_of(tmp_path):
     assert "2 of 4 clients expect less than one record a batch" in warning
     assert warning.endswith("raise privacy.sample_rate or data.min_samples")  # on a pipe lines are not folded
     json.loads(result.stdout)  # the warning is not among the results
+
+
+def test_rounds_of_very_many_steps_are_warned_of_before_the_first(tmp_path, monkeypatch):
+    """Noise that two rounds cannot use up: the first alone would take minutes, behind a bar that does not move."""
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Training, "_dispatch", stopped)
+    much = {"privacy__noise_multiplier": 50.0, "federation__max_rounds": 2}
+    result = alidpfl(*run_arguments(tmp_path / "run", **much))
+    assert result.exit_code == 130
+    budget, warning, *_ = result.stderr.splitlines()
+    steps, first = (
+        int(number.replace(",", "")) for number in re.search(r": ([\d,]+) local .* τ = ([\d,]+)", budget).groups()
+    )
+    assert first == steps // 2 > 10_000
+    assert f"warning: a round takes τ = {first:,} local steps, {first / 10:,.0f} passes of every client" in warning
+    assert "--plan auto" in warning
 
 
 def _finished(tmp_path):

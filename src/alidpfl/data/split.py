@@ -34,8 +34,8 @@ def client_rows(
     if split != "natural" and dataset.natural_clients is not None and not dataset.is_synthetic:
         # One record more would deal all of them out anew, and sizes, which are public, would follow from labels.
         raise ConfigError(
-            f"partition={split!r}: {dataset.name} says who holds what, and its clients' records are not to be pooled and "
-            "dealt out again; leave the partition out, or set natural"
+            f"partition={split!r}: {dataset.name} says who holds what, and its clients' records are not to be pooled "
+            "and dealt out again; leave the partition out, or set natural"
         )
     if split == "natural":
         if dataset.natural_clients is None:

@@ -36,8 +36,8 @@ def check_enrolment(model: nn.Module, data: SimulationData) -> None:
 
 def _beyond(who_has: str, classes: int) -> DataError:
     return DataError(
-        f"{who_has} labels beyond the model's {classes} outputs; number the classes from 0, or give the model an output "
-        "for each"
+        f"{who_has} labels beyond the model's {classes} outputs; number the classes from 0, or give the model an "
+        "output for each"
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from alidpfl.federation import server
 from alidpfl.federation.curvature import CurvatureTracker
 from alidpfl.federation.planning import BYTES_PER_NUMBER, Observed, RoundPlanner
-from alidpfl.federation.progress import Progress
+from alidpfl.federation.progress import Outlook, Progress
 from alidpfl.federation.server import ServerSettings, ServerState
 from alidpfl.federation.settings import Engine, FederationSettings
 from alidpfl.methods import Method
@@ -99,6 +99,16 @@ class Training:
     def next_plans(self) -> list[ClientPlan] | None:
         """What the next round would ask of its clients; None if there is none. Nothing is charged."""
         return None if self._reason_to_stop() is not None else self._planner.plan(self.progress, self._observed)[1]
+
+    def outlook(self) -> Outlook | None:
+        """The next round in public numbers; None if there is none."""
+        if (plans := self.next_plans()) is None:
+            return None
+        longest = max(plans, key=lambda plan: plan.steps)
+        left = self._ledger.affordable_steps(longest.client, longest.noise_multiplier)
+        return Outlook(
+            charged_by=longest.release, left=left, local_steps=longest.steps, sample_rate=longest.sample_rate
+        )
 
     def forfeit_round(self) -> None:
         """Charge a round that was asked for and lost, without running it: it may have shown something."""
