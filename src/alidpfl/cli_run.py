@@ -1,9 +1,13 @@
 """The command `run`: train, watch, stop, resume."""
 
 import json
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from alidpfl.types import RoundRecord
 
 _EXIT_INTERRUPTED = 130
+_STDERR = 2
 
 
 def run(  # noqa: PLR0917 - they are options
@@ -54,7 +59,7 @@ def run(  # noqa: PLR0917 - they are options
 ) -> None:
     r"""Train a model over clients that keep their data, within a privacy budget and a number of rounds.
 
-    Ctrl-C ends the run cleanly after the current round; --resume goes on with it.
+    Ctrl-C stops after the current round, a second one at once; --resume goes on.
 
     Example:
       alidpfl run --set privacy.epsilon=4 --set method.policy=ratio \
@@ -71,18 +76,17 @@ def run(  # noqa: PLR0917 - they are options
 
         if resume_dir is not None:
             _say_if_finished(resume_dir)
-            outcome = resume(resume_dir, listener=screen.listener(), tensorboard=tensorboard)
+            with screen.telling_what_stays(resume_dir):
+                outcome = resume(resume_dir, listener=screen.listener(), tensorboard=tensorboard)
         else:
             settings = load_config(config, [*_data_dir_override(data_dir), *(overrides or [])])
             if plan is not None:
                 settings = screen.planned(settings, max_epochs)
             folder = out or _new_folder(settings)
-            outcome = execute(settings, folder, listener=screen.listener(), tensorboard=tensorboard)
+            with screen.telling_what_stays(folder):
+                outcome = execute(settings, folder, listener=screen.listener(), tensorboard=tensorboard)
     _report(outcome, as_json)
     if outcome.stop_reason == "interrupted":
-        typer.echo(
-            f"interrupted after round {outcome.rounds}; go on with: alidpfl run --resume {outcome.out}", err=True
-        )
         raise typer.Exit(_EXIT_INTERRUPTED)
 
 
@@ -113,6 +117,10 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
 
     if as_json:
         typer.echo(json.dumps(strict(asdict(outcome)), allow_nan=False))  # a diverged model's loss is no number
+    if outcome.stop_reason == "interrupted":  # no accuracy: the run's records have none of this round
+        typer.echo(f"interrupted after round {outcome.rounds}: {_claim(outcome)}", err=True)
+        typer.echo(f"{_how_to_go_on(outcome.out)}; look at it with: alidpfl show {quote(outcome.out)}", err=True)
+    if as_json or outcome.stop_reason == "interrupted":
         return
     show(Path(outcome.out))
     if outcome.weakness is not None:
@@ -122,14 +130,29 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
 
 def result_line(outcome: "Outcome") -> str:
     """What came of it, with what it cost and what that does not cover."""
-    from alidpfl.views.tables import rounded_up
-
     made = " (synthetic data)" if outcome.is_synthetic else ""
     accuracy = "not evaluated" if outcome.accuracy is None else f"accuracy {outcome.accuracy:.2f} %{made}"
+    return f"{accuracy} at {_claim(outcome)}"
+
+
+def _claim(outcome: "Outcome") -> str:
+    """What it cost, and what that does not cover."""
+    from alidpfl.views.tables import rounded_up
+
     covered = "" if outcome.covers_everything else f" (it does NOT cover: {'; '.join(outcome.uncovered)})"
     is_known = outcome.randomness == "seeded" and not outcome.is_synthetic
     seeded = " (seeded: whoever knows the seed can subtract the noise)" if is_known else ""
-    return f"{accuracy} at ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}{seeded}"
+    return f"ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}{seeded}"
+
+
+def _how_to_go_on(folder: str | Path) -> str:
+    return f"go on with: alidpfl run --resume {quote(str(folder))}"
+
+
+def _say_that_it_stops() -> None:
+    """Within a signal's handler: whatever else is being printed must not be entered a second time."""
+    with suppress(OSError):
+        os.write(_STDERR, b"\nstopping after this round; Ctrl-C again stops now\n")
 
 
 def _in_words(outlook: "Outlook", rounds_done: int, max_rounds: int) -> str:
@@ -151,6 +174,7 @@ class _Screen:
         self._console = self._progress.console
         self._task: TaskID = self._progress.add_task("", total=None, facts="")
         self._accuracy = ""
+        self._prepared: Prepared | None = None
 
     def __enter__(self) -> "_Screen":
         self._progress.start()
@@ -181,9 +205,23 @@ class _Screen:
         """What a run calls."""
         from alidpfl.runs.execute import Listener
 
-        return Listener(on_loading=self.show, on_start=self._start, on_round=self._round)
+        return Listener(
+            on_loading=self.show, on_start=self._start, on_round=self._round, on_interrupt=_say_that_it_stops
+        )
+
+    @contextmanager
+    def telling_what_stays(self, folder: Path) -> Iterator[None]:
+        """Of a run that is stopped within a round."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self._prepared is not None:
+                lost = "is run again, the same" if self._prepared.repeats_rounds else "stays charged"
+                typer.echo(f"the round that was cut off {lost}; {_how_to_go_on(folder)}", err=True)
+            raise
 
     def _start(self, prepared: "Prepared", rounds_done: int) -> None:
+        self._prepared = prepared
         for warning in filter(None, (prepared.weakness, *prepared.warnings)):
             self._say("warning:", "yellow", warning)
         for shown in prepared.uncovered:

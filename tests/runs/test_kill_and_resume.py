@@ -14,6 +14,7 @@ import pytest
 
 from alidpfl import RunDirectory
 from alidpfl.errors import DataError
+from alidpfl.federation.loop import Training
 from alidpfl.runs import execute, load_config, resume
 from alidpfl.runs.execute import Listener
 
@@ -132,7 +133,9 @@ def test_ctrl_c_ends_after_the_round(tmp_path, method, whole):
     told = log.read_text().splitlines()
     done = num_rounds(out)
     assert 5 <= done < num_rounds(whole)
-    assert f"interrupted after round {done}; go on with: alidpfl run --resume {out}" in told
+    assert "stopping after this round; Ctrl-C again stops now" in told
+    assert told[-1] == f"go on with: alidpfl run --resume {out}; look at it with: alidpfl show {out}"
+    assert told[-2].startswith(f"interrupted after round {done}: ε = ")
     outcome = json.loads(next(line for line in told if line.startswith("{")))
     assert (outcome["stop_reason"], outcome["rounds"]) == ("interrupted", done)
     assert outcome["accuracy"] is not None
@@ -141,6 +144,41 @@ def test_ctrl_c_ends_after_the_round(tmp_path, method, whole):
     assert run.read_checkpoint().state["progress"]["round"] == done
     assert forked(log, "run", "--resume", out).wait() == 0, log.read_text()
     _assert_same(out, whole)
+
+
+@pytest.mark.parametrize(("randomness", "lost"), [("seeded", "is run again, the same"), ("secure", "stays charged")])
+def test_a_second_ctrl_c_stops_at_once_and_tells_what_stays(tmp_path, randomness, lost):
+    out, log = tmp_path / "run", tmp_path / "log"
+
+    def twice(_training, _plans):  # in the first round, which without the signals would have no end
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+    arguments = run_arguments(out, run__randomness=randomness)
+    process = forked(log, *arguments, first=lambda: setattr(Training, "_dispatch", twice))
+    assert process.wait() == 130, log.read_text()
+    *said, told, last = log.read_text().splitlines()
+    assert last == "alidpfl: interrupted"
+    assert told == f"the round that was cut off {lost}; go on with: alidpfl run --resume {out}"
+    assert "stopping after this round; Ctrl-C again stops now" in said
+    assert forked(log, "run", "--resume", out).wait() == 0, log.read_text()
+
+
+def test_after_an_interruption_two_lines_are_printed(tmp_path):
+    out, log = tmp_path / "run", tmp_path / "log"
+
+    def once(training, plans):
+        os.kill(os.getpid(), signal.SIGINT)
+        return dispatch(training, plans)
+
+    dispatch = Training._dispatch
+    process = forked(log, *run_arguments(out), first=lambda: setattr(Training, "_dispatch", once))
+    assert process.wait() == 130, log.read_text()
+    _, _, asked, first_round, *told = log.read_text().splitlines()
+    assert (asked, first_round[:9]) == ("stopping after this round; Ctrl-C again stops now", "round 1/6")
+    assert len(told) == 2
+    assert not any("accuracy" in line for line in told)  # of a model that no record tells of
 
 
 def test_one_process_to_a_run(tmp_path, method):

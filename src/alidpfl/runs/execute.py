@@ -72,6 +72,8 @@ class Listener:
     on_loading: OnProgress = lambda _what, _share: None
     on_start: Callable[[Prepared, int], None] = lambda _prepared, _rounds_done: None
     on_round: Callable[[RoundRecord, float], None] = lambda _record, _seconds: None
+    on_interrupt: Callable[[], None] = lambda: None
+    """Called by the handler of the first Ctrl-C: it may come within any other call."""
 
 
 Preparation = Callable[[Config, RunDirectory, Listener], Prepared]
@@ -199,7 +201,7 @@ def _train(
     done = training.progress.round
     listener.on_start(prepared, done)
     events = TensorBoardWriter(directory.path / "tensorboard", first_round=done) if tensorboard else nullcontext()
-    with prepared.federation, events as writer, _ctrl_c_ends_the_round() as interrupted:
+    with prepared.federation, events as writer, _ctrl_c_ends_the_round(listener) as interrupted:
         record, started = None, time.monotonic()
         for record in prepared.federation:
             seconds = time.monotonic() - started
@@ -327,7 +329,7 @@ def _metadata(config: Config, outcome: Outcome, prepared: Prepared) -> dict[str,
 
 
 @contextmanager
-def _ctrl_c_ends_the_round() -> Iterator[threading.Event]:
+def _ctrl_c_ends_the_round(listener: Listener) -> Iterator[threading.Event]:
     """The first Ctrl-C lets the round finish; a second one stops at once. Outside the main thread nothing changes."""
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -338,6 +340,7 @@ def _ctrl_c_ends_the_round() -> Iterator[threading.Event]:
         if interrupted.is_set():
             raise KeyboardInterrupt
         interrupted.set()
+        listener.on_interrupt()
 
     before: Any = signal.signal(signal.SIGINT, remember)
     try:
