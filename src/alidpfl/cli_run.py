@@ -79,7 +79,7 @@ def run(  # noqa: PLR0917 - they are options
             with screen.telling_what_stays(resume_dir):
                 outcome = resume(resume_dir, listener=screen.listener(), tensorboard=tensorboard)
         else:
-            settings = load_config(config, [*_data_dir_override(data_dir), *(overrides or [])])
+            settings = load_config(config, [*_data_dir_override(data_dir), *(overrides or [])]).anchored()
             if plan is not None:
                 settings = screen.planned(settings, max_epochs)
             folder = out or _new_folder(settings)

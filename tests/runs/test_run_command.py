@@ -4,6 +4,7 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 
 from alidpfl import RunDirectory
@@ -182,6 +183,28 @@ def test_without_out_a_new_folder_is_made(tmp_path, monkeypatch):
     told = json.loads(result.stdout)
     assert told["out"].startswith("runs/synthetic-ali_dpfl-")
     assert RunDirectory.open(tmp_path / told["out"]).summary() == told
+
+
+def test_a_run_goes_on_from_another_folder(tmp_path, monkeypatch):
+    """Own files by a relative path, as one types it."""
+    (tmp_path / "silos").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "test"):
+        x = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
+        np.savez(tmp_path / "silos" / f"{name}.npz", x=x, y=np.arange(50) % 2)
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    own = {"data__name": "npz", "data__data_dir": "silos", "data__num_classes": 2, "data__clients": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_dispatch", stopped)
+        assert alidpfl(*run_arguments(tmp_path / "run", **own)).exit_code == 130
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    result = alidpfl("run", "--resume", tmp_path / "run")
+    assert result.exit_code == 0, result.stderr
+    assert RunDirectory.open(tmp_path / "run").config()["data"]["data_dir"] == str(tmp_path / "silos")
 
 
 def test_a_damaged_run_is_a_mistake_and_not_a_crash(tmp_path):

@@ -56,5 +56,5 @@ class Outlook:
             return None
         return (
             f"a round takes τ = {self.local_steps:,} local steps, {passes:,.0f} passes of every client over its "
-            "records; lower noise_multiplier (or local_steps), allow more rounds, or have alidpfl run --plan auto choose"
+            "records; lower noise_multiplier (or local_steps), allow more rounds, or let alidpfl run --plan auto choose"
         )

@@ -1,5 +1,6 @@
 """Every setting of a run, with its default and meaning. The defaults together are what `make run` runs."""
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -265,6 +266,13 @@ class Config(_Section):
     def local_steps(self) -> int:
         """τ of the policy fixed, also where that was left out."""
         return self.method.local_steps or _LOCAL_STEPS.get(self.method.name, 1)
+
+    def anchored(self) -> "Config":
+        """With the whole path of the data, by which a run goes on from whatever folder it is resumed in."""
+        if not self.data.data_dir:
+            return self
+        data = self.data.model_copy(update={"data_dir": os.path.abspath(self.data.data_dir)})
+        return self.model_copy(update={"data": data})
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values for a TOML file: all that takes effect, without what stays open."""
