@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+from alidpfl.engines import demo
 from tests.runs.command import alidpfl
 
 
@@ -27,6 +28,14 @@ def test_the_demo_does_not_write_into_a_folder_that_exists(tmp_path):
     done = alidpfl("flower", "demo", "--keep", tmp_path)
     assert done.exit_code == 2
     assert "give a new folder" in done.stderr
+
+
+def test_without_flower_the_demo_says_so_before_it_enrols_anything(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "find_spec", lambda _name: None)
+    done = alidpfl("flower", "demo", "--keep", tmp_path / "kept")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "pip install -c constraints.txt '.[flower]'" in done.stderr
+    assert not (tmp_path / "kept").exists()
 
 
 def _processes_of(folder: Path) -> list[str]:

@@ -3,10 +3,12 @@
 import json
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from alidpfl.engines.loopback import Loopback, LoopbackError, tail
+from alidpfl.errors import ConfigError
 
 _EPSILON, _DELTA, _SAMPLE_RATE, _NOISE_MULTIPLIER = 2.0, 1e-5, 0.04, 1.2
 _MOST_SECONDS = 900.0
@@ -18,6 +20,7 @@ def run_demo(
     folder: Path, *, nodes: int, rounds: int, insecure: bool, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Train for a few rounds; what `alidpfl vault status` says of every node then. All processes are ended."""
+    _check_flower()
     with Loopback(folder, nodes=nodes, insecure=insecure) as loopback:
         say(f"enrolling {nodes} data sets, each with a vault of its own, under {folder}")
         for client in range(nodes):
@@ -34,6 +37,15 @@ def run_demo(
         loopback.submit(loopback.folder / "app")
         _follow(loopback, say)
         return [_status(loopback, client) for client in range(nodes)]
+
+
+def _check_flower() -> None:
+    """Before anything is enrolled; Flower's own package is not imported for it."""
+    if find_spec("flwr") is None:
+        raise ConfigError(
+            "the demo needs Flower: in a clone of alidpfl run `pip install -c constraints.txt '.[flower]'`; "
+            "without it, `alidpfl run` trains on this machine"
+        )
 
 
 def _enrol(loopback: Loopback, client: int) -> None:
