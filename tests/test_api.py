@@ -283,6 +283,20 @@ def test_a_delta_too_large_for_the_smallest_client_is_warned_of():
         pass
 
 
+class Squashed(Own):
+    """With a softmax that is no layer."""
+
+    def forward(self, inputs):
+        return torch.softmax(super().forward(inputs), dim=1)
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(6, 3), nn.Softmax(dim=1)), Squashed()])
+def test_a_softmax_at_the_end_is_warned_of(model):
+    """The loss has its own: with both, gradients are small, and nothing says why."""
+    with pytest.warns(UserWarning, match=r"ends in a softmax.*raw score \(logit\)"), _federation(model):
+        pass
+
+
 def test_clients_may_come_from_a_generator():
     with _federation(clients=(client for client in CLIENTS), max_rounds=1) as federation:
         assert len(federation.epsilons) == NUM_CLIENTS

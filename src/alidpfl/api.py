@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.data.own import Client, from_clients, labelled
+from alidpfl.engines.enrolment import gives_probabilities
 from alidpfl.engines.federation import Federation, ledger_for
 from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError, DataError
@@ -129,6 +130,12 @@ def federate(
     )
     if (weakness := privacy.budget.weakness(min(len(rows) for rows in data.clients))) is not None:
         warnings.warn(weakness, stacklevel=2)
+    if gives_probabilities(model, data):
+        warnings.warn(
+            "the model ends in a softmax, and the loss (cross-entropy) applies its own to what it gives: training is "
+            "slow; leave that layer out, and return one raw score (logit) a class",
+            stacklevel=2,
+        )
     federation.check_time_limit()
     return federation
 

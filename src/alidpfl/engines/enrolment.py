@@ -4,7 +4,7 @@ Found while sampling, such a mistake would show when a particular record is draw
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from alidpfl.dpsgd.probe import made_up, trial
 from alidpfl.engines.runner import SimulationData
@@ -12,6 +12,7 @@ from alidpfl.errors import DataError
 from alidpfl.federation.settings import Part
 
 _SCORES = 2  # dimensions of (B, classes)
+_ROUNDING = 1e-4
 _LOOKED_AT: dict[Part, str] = {"test": "the test data", "validation": "the public data"}
 
 
@@ -41,10 +42,25 @@ def _beyond(who_has: str, classes: int) -> DataError:
     )
 
 
-@torch.no_grad()
+def gives_probabilities(model: nn.Module, data: SimulationData) -> bool:
+    """Whether the model ends in a softmax, as a layer or as a function, which the loss then applies a second time."""
+    outputs = _outputs(model, data)
+    if outputs.ndim != _SCORES:
+        return False
+    sums = outputs.sum(1)
+    return bool((outputs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=_ROUNDING)
+
+
 def _num_outputs(model: nn.Module, data: SimulationData) -> int | None:
-    """Classes that the model tells apart, by a trial on made-up samples; None where it gives something else."""
+    """Classes that the model tells apart; None where it gives something else."""
+    outputs = _outputs(model, data)
+    return outputs.shape[1] if outputs.ndim == _SCORES else None
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, data: SimulationData) -> Tensor:
+    """Of a trial on made-up samples."""
     device = next(model.parameters()).device
     with trial(model, data.inputs, data.targets):
-        outputs = model(made_up(data.inputs, 0).to(device))
-    return outputs.shape[1] if outputs.ndim == _SCORES else None
+        outputs: Tensor = model(made_up(data.inputs, 0).to(device))
+    return outputs
