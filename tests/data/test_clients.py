@@ -145,6 +145,14 @@ class TestNpz:
         with pytest.raises(DataError, match=words):
             load("npz", data_dir=tmp_path)
 
+    @pytest.mark.parametrize("name", ["client1", "test"])
+    def test_classes_beyond_the_number_given(self, tmp_path, name):
+        folder_of(tmp_path)
+        save(tmp_path / "test.npz", x=np.zeros((5, 3)), y=np.arange(5) % 3)
+        save(tmp_path / f"{name}.npz", x=np.zeros((5, 3)), y=np.arange(5))
+        with pytest.raises(DataError, match=rf"{name}\.npz: array y .* from 0 to 2, or raise data\.num_classes"):
+            load("npz", data_dir=tmp_path, num_classes=3)
+
     def test_bad_files_and_folders(self, tmp_path):
         with pytest.raises(DataError, match=r"has no \.npz files"):
             load("npz", data_dir=tmp_path)

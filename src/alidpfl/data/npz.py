@@ -39,12 +39,11 @@ def load_npz(folder: Path, seed: int, pixel_range: PixelRange, num_classes: int 
         raise DataError(f"{folder} has {only}; {_FORM}, one file for each client")
     clients = [_read(path) for path in paths]
     _check_alike(paths, clients)
-    for path, (_, y) in zip(paths, clients, strict=True):
-        if num_classes is not None and int(y.max()) >= num_classes:
-            raise DataError(f"{path}: array y has classes beyond num_classes={num_classes}; number them from 0")
+    _check_classes(paths, clients, num_classes)
     if (folder / TEST_FILE).is_file():
         test = _read(folder / TEST_FILE)
         _check_alike([paths[0], folder / TEST_FILE], [clients[0], test])
+        _check_classes([folder / TEST_FILE], [test], num_classes)
     else:
         checks.whole("seed", seed)
         clients, test = _hold_out(paths, clients, seed)
@@ -121,6 +120,15 @@ def _check_alike(paths: list[Path], parts: list[Arrays]) -> None:
             raise DataError(
                 f"{path}: array x has samples of shape {x.shape[1:]} and type {x.dtype}, but {paths[0]} of shape "
                 f"{first.shape[1:]} and type {first.dtype}; make all files alike"
+            )
+
+
+def _check_classes(paths: list[Path], parts: list[Arrays], num_classes: int | None) -> None:
+    for path, (_, y) in zip(paths, parts, strict=True):
+        if num_classes is not None and int(y.max()) >= num_classes:
+            raise DataError(
+                f"{path}: array y has classes beyond num_classes={num_classes}; number them from 0 to {num_classes - 1}, "
+                "or raise data.num_classes"
             )
 
 
