@@ -71,10 +71,20 @@ def commands_page() -> str:
         words, example = help_of(command)
         lines += ["", f"## `alidpfl {' '.join(path)}`", "", words, ""]
         if example:
-            lines += ["```", example, "```", ""]
+            lines += ["```", _continued(example), "```", ""]
         lines += ["| option | type | meaning |", "| --- | --- | --- |"]
         lines += [_option(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
     return "\n".join(lines) + "\n"
+
+
+def _continued(example: str, width: int = 100) -> str:
+    """A long command over several lines, as a shell reads them; an option stays with its value."""
+    lines = [""]
+    for part in re.split(r" (?=--|&& )", example):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("   ")
+        lines[-1] = f"{lines[-1]} {part}" if lines[-1] else part
+    return " \\\n".join(lines)
 
 
 def _option(parameter: Any) -> str:

@@ -171,7 +171,8 @@ def test_the_reference_of_settings_is_that_of_the_program():
 def test_the_audit_is_shown_as_it_is_printed():
     from tests.runs.command import alidpfl
 
-    block = re.search(r"```\n\$ alidpfl (audit [^\n]+)\n(.*?)```", (ROOT / "docs" / "audit.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs" / "audit.md").read_text().replace("\\\n", "")
+    block = re.search(r"```\n\$ alidpfl (audit [^\n]+)\n(.*?)```", page, re.DOTALL)
     done = alidpfl(*block[1].split())
     assert done.exit_code == 0, done.stderr
     printed = " ".join(done.stdout.split())  # whose lines end where the terminal does

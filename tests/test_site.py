@@ -94,6 +94,34 @@ def test_links_that_lead_out_of_the_site_are_words(site):
     assert 'href="../tests' not in page
 
 
+def _shown(browser, width, scheme="light"):
+    """A window, or a telephone, of that many pixels."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+
+
+def test_nothing_is_cut_off(site, browser):
+    """Code, diagrams and equations fit a window of 1280 pixels; no page is wider than a telephone."""
+    pages = sorted(path for path in site.glob("*.html") if path.stem != "404")
+    _shown(browser, 1280)
+    cut = []
+    for path in pages:
+        browser.get(path.as_uri())
+        blocks = browser.find_elements("css selector", "article pre, article pre code")
+        cut += [
+            f"{path.stem}: a line of {max(map(len, block.text.splitlines()))} characters: {block.text[:60]!r}"
+            for block in blocks
+            if block.get_property("scrollWidth") > block.get_property("clientWidth")
+        ]
+    assert cut == []
+    _shown(browser, 390)
+    for path in pages:
+        browser.get(path.as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390, path.stem
+
+
 def test_a_browser_reads_it_from_disk_without_complaint(site, browser):
     for page, title in {"index": "alidpfl", "concepts": "Two budgets", "api": "federate"}.items():
         browser.get((site / f"{page}.html").as_uri())
