@@ -88,6 +88,14 @@ def test_every_example_is_there_to_read(site):
             assert f'href="#{path.stem}"' in page
 
 
+def test_stars_in_formulas_are_stars(site):
+    """Read as emphasis, the optimum w* was w, and what stood between two of them was slanted."""
+    page = (site / "theory.html").read_text()
+    assert "Σ p_i F_i(w*) − F* = 0" in page
+    assert "‖w̄ − w*‖² + D" in page
+    assert "<em>clipping is inactive</em>" in page
+
+
 def test_links_that_lead_out_of_the_site_are_words(site):
     page = (site / "privacy.html").read_text()
     assert "tests/dpsgd/test_step.py" in page
