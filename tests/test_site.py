@@ -1,5 +1,6 @@
 """The documents as a site: built strictly without a network, and read without one."""
 
+import io
 import os
 import re
 import shutil
@@ -7,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from selenium.webdriver.support.wait import WebDriverWait
 
 ROOT = Path(__file__).parent.parent
 BUILD = """
@@ -130,11 +134,42 @@ def test_nothing_is_cut_off(site, browser):
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 390, path.stem
 
 
+def _brightness(picture):
+    """Of its pixels on the screen: the paper's, the ink's, the least and the most bright."""
+    pixels = np.asarray(Image.open(io.BytesIO(picture.screenshot_as_png)).convert("L"))
+    return int(np.median(pixels)), int(pixels.min()), int(pixels.max())
+
+
+def test_pictures_follow_the_switch_between_light_and_dark(site, browser):
+    _shown(browser, 1280, "light")
+    browser.get((site / "concepts.html").as_uri())
+    pictures = browser.find_elements("css selector", "article img")
+    for picture in pictures:
+        paper, darkest, _ = _brightness(picture)
+        assert paper > 250
+        assert darkest < 80
+    browser.find_element("css selector", "form[data-md-component=palette] label:not([hidden])").click()
+    for picture in pictures:
+        paper, _, brightest = _brightness(picture)
+        assert paper < 60
+        assert brightest > 200
+    assert len(pictures) == 2
+
+
 def test_a_browser_reads_it_from_disk_without_complaint(site, browser):
     for page, title in {"index": "alidpfl", "concepts": "Two budgets", "api": "federate"}.items():
         browser.get((site / f"{page}.html").as_uri())
         assert title in browser.find_element("tag name", "article").text
         pictures = browser.find_elements("css selector", "article img")
         assert all(int(picture.get_property("naturalWidth")) > 0 for picture in pictures)
-    told = [entry["message"] for entry in browser.get_log("browser")]
-    assert [message for message in told if "search" not in message] == []  # which needs a server
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+def test_search_finds_from_disk(site, browser):
+    """Without a server there are no workers; then all of the site's script failed, its switch of colours too."""
+    _shown(browser, 1280)
+    browser.get((site / "index.html").as_uri())
+    browser.find_element("css selector", "input[name=query]").send_keys("heterogeneity")
+    waiting = WebDriverWait(browser, 20)
+    found = waiting.until(lambda opened: opened.find_elements("css selector", ".md-search-result__link"))
+    assert any("theory.html" in link.get_attribute("href") for link in found)
