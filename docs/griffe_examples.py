@@ -1,17 +1,19 @@
-"""Examples in docstrings as code: a `>>>` in Markdown would be three quotations."""
+"""Docstrings as Markdown: examples as code, since a `>>>` would be three quotations, and pages of docs/ as links."""
 
+import re
 from typing import Any
 
 from griffe import Extension, Object
 
 
 class Examples(Extension):
-    """Puts a fence around every example before the docstring is read as Markdown."""
+    """Changes every docstring before it is read as Markdown."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Of a module, class, function or attribute."""
-        if obj.docstring is not None and ">>>" in obj.docstring.value:
-            obj.docstring.value = fenced(obj.docstring.value)
+        if obj.docstring is not None:
+            text = re.sub(r"\bdocs/([\w-]+)\.md", r"[\1](\1.md)", obj.docstring.value)
+            obj.docstring.value = fenced(text) if ">>>" in text else text
 
 
 def fenced(text: str) -> str:

@@ -1,5 +1,7 @@
 """The documents as a site: built strictly without a network, and read without one."""
 
+import dataclasses
+import importlib
 import io
 import os
 import re
@@ -67,6 +69,30 @@ def test_examples_in_docstrings_are_code(site):
     assert "&gt;&gt;&gt;" in page
 
 
+def test_the_api_page_says_of_every_attribute_what_it_is(site):
+    """Its type, and its meaning in words: "R_s." and "q." help nobody who does not know them already."""
+    page = (site / "api.html").read_text()
+    named = re.findall(r"^::: alidpfl\.(\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    classes = {name: thing for name in named if dataclasses.is_dataclass(thing := _named(name))}
+    assert len(classes) > 12
+    for name, described in classes.items():
+        for field in dataclasses.fields(described):
+            start = page.find(f'id="alidpfl.{name}.{field.name}"')
+            assert start >= 0, f"{name}.{field.name} is missing"
+            signature, meaning = re.sub(r"<[^>]+>", "", page[start : page.index("</p>", start)]).rsplit("\n\n\n", 1)
+            assert f"{field.name}:" in signature, f"{name}.{field.name} has no type"
+            assert len(meaning.split()) > 2, f"{name}.{field.name}: {meaning}"
+    for name in ("alidpfl.api.Privacy.epsilon", "alidpfl.load_dataset", "alidpfl.runs.execute.execute"):
+        assert f'id="{name}"' in page
+    assert "docs/" not in page
+    assert 'href="floating-point.html"' in page
+
+
+def _named(name):
+    home, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(f"alidpfl.{home}".rstrip(".")), last)
+
+
 def test_every_page_is_there_and_fetches_nothing(site):
     pages = {path.stem for path in site.glob("*.html")}
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= pages
@@ -132,6 +158,20 @@ def test_nothing_is_cut_off(site, browser):
     for path in pages:
         browser.get(path.as_uri())
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 390, path.stem
+
+
+def test_keys_and_options_are_not_broken(site, browser):
+    """As in data.data_di/r: a key that is copied from two lines is none."""
+    for width in (1280, 390):
+        _shown(browser, width)
+        for page in ("configuration", "cli"):
+            browser.get((site / f"{page}.html").as_uri())
+            keys = "[...document.querySelectorAll('article td:first-child code')]"
+            broken = browser.execute_script(
+                f"return {keys}.filter(e => e.getClientRects().length > 1).map(e => e.innerText)"
+            )
+            assert broken == [], page
+            assert browser.execute_script(f"return {keys}.length") > 50
 
 
 def _brightness(picture):

@@ -33,12 +33,15 @@ class Privacy:
     """
 
     epsilon: float
+    """ε that every client may spend in all: the smaller, the less a release tells about any one record."""
     delta: float
+    """δ: probability with which ε may fail to hold; well below one over the number of records."""
     sample_rate: float
-    """q: probability that a record joins a batch."""
+    """q: probability that a record joins a batch, in (0, 1]."""
     noise_multiplier: float
-    """σ; `noise_multiplier_for` finds the least that pays for a number of steps."""
+    """σ: the noise over the clip norm. `noise_multiplier_for` finds the least that pays for a number of steps."""
     accountant: str = "pld"
+    """How ε is computed: "pld" (tightest), "rdp", or "rdp-paper", as the paper counts."""
     noise: NoiseKind = "gaussian"
     """"grid": noise that is exact to the last bit, one record at a time: slower (docs/floating-point.md)."""
 
@@ -51,7 +54,7 @@ class Privacy:
 
     @property
     def budget(self) -> PrivacyBudget:
-        """(ε, δ)."""
+        """ε and δ in one value, as the accounting functions take them."""
         return PrivacyBudget(epsilon=self.epsilon, delta=self.delta)
 
 
@@ -79,13 +82,13 @@ def federate(
         model: any module that `dpsgd` accepts; it is copied.
         clients: for each client (inputs, classes) as tensors or arrays, or a torch data set.
         privacy: budget, sampling rate and noise of every client.
-        max_rounds: R_s.
-        learning_rate: η₀.
+        max_rounds: R_s, the most rounds of communication.
+        learning_rate: η₀, the clients' step size at the start; `schedule` says how it falls.
         test: data that are not private, to evaluate on.
         public: public data, for methods that look at their loss (adap_dpfl).
         method: a name, or an object of your own (see `Method`).
         policy: how τ is chosen: a name, or an object of your own (see `Policy`); None for the method's usual one.
-        clip_norm: C, for a method given by name.
+        clip_norm: C, to which each record's gradient is clipped, for a method given by name.
         server: momentum, averaging, quorum.
         seed: for a simulation that can be repeated, NOT private from whoever knows it; None for secure randomness.
         processes: worker processes; None for one a core.

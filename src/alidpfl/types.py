@@ -135,6 +135,7 @@ class RoundRecord:
     clip_norm: float
     """C, the mean over the round's clients."""
     noise_multiplier: float
+    """σ of the round's steps, as its first client has it: the noise's standard deviation over the clip norm."""
     epsilon: float
     """Largest ε spent by any client so far."""
     client_epsilon: Mapping[ClientId, float]
@@ -152,9 +153,9 @@ class RoundRecord:
     bytes: int = 0
     """Traffic so far, both directions."""
     curvature: float | None = None
-    """μ as the policy saw it."""
+    """Curvature μ of the loss, as the policy saw it; None where it used none."""
     heterogeneity: float | None = None
-    """Γ as the policy saw it."""
+    """Heterogeneity Γ, as the policy saw it; None where it used none."""
     accuracy: float | None = None
     """% of the test set, where it was evaluated."""
     loss: float | None = None

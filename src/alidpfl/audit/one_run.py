@@ -34,15 +34,19 @@ class RunAudit:
     """What a whole training shows of its records."""
 
     claimed_epsilon: float
+    """ε of the run, the claim."""
     delta: float
+    """δ at which ε is claimed."""
     lower_bound: float
     """ε of the run, at least."""
     confidence: float
+    """Probability with which the lower bound holds."""
     canaries: int
+    """Records that were made up, each in by a coin."""
     guesses: int
     """In the attempt that shows most; abstained from the rest."""
     correct: int
-    """Of the guesses."""
+    """How many of these guesses were right."""
     steps: int
     """Releases that were looked at."""
     strength: float
@@ -50,7 +54,9 @@ class RunAudit:
     overlap: float
     """Root mean square of the cosine between two canaries' gradients there."""
     scores_in: tuple[float, ...] = field(repr=False)
+    """How much the releases showed of each canary that was in."""
     scores_out: tuple[float, ...] = field(repr=False)
+    """Likewise for each that was out."""
 
     @property
     def is_refuted(self) -> bool:

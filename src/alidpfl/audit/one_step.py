@@ -34,14 +34,17 @@ class StepAudit:
     lower_bound: float
     """μ of a step, at least."""
     confidence: float
+    """Probability with which the lower bound holds."""
     estimate: float
     """μ of a step, most likely."""
     draws: int
-    """In each arm."""
+    """Steps in each arm: so many with the canary, so many without."""
     false_positives: int
+    """Steps without the canary that were taken for steps with it."""
     false_negatives: int
+    """Steps with the canary that were taken for steps without it."""
     copies: int
-    """Of the canary."""
+    """How many copies of the canary are in, where it is."""
     strength: float
     """What one canary contributed, of the most that the claim allows."""
     catches: float | None
@@ -51,11 +54,13 @@ class StepAudit:
     epsilon_lower_bound: float
     """ε of the run, were its steps as private as `lower_bound` says and no more."""
     noise: NoiseAudit
-    """Weight by weight."""
+    """The noise, looked at weight by weight."""
     without: tuple[float, ...] = field(repr=False)
     """What was observed without the canary, in units of its arm's claimed sensitivity."""
     with_canary: tuple[float, ...] = field(repr=False)
+    """What was observed with it, in the same units."""
     threshold: float = field(repr=False)
+    """Observations above it are taken for steps with the canary."""
 
     @property
     def claimed(self) -> float:

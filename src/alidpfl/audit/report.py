@@ -18,9 +18,13 @@ class Audit:
     """Of one claim, (ε, δ)."""
 
     claimed_epsilon: float
+    """ε of the run, the claim."""
     delta: float
+    """δ at which ε is claimed."""
     step: StepAudit | None
+    """What one step showed; None where that was not audited."""
     run: RunAudit | None
+    """What one whole training showed; None where that was not audited."""
 
     def __post_init__(self) -> None:
         if self.step is None and self.run is None:

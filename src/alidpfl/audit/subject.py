@@ -26,18 +26,25 @@ class Subject:
     """A federation of one client, before its first round."""
 
     model: nn.Module = field(repr=False)
+    """What is trained, with the weights that it starts from."""
     inputs: Tensor = field(repr=False)
     """(n, ...) floating point: the client's records."""
     targets: Tensor = field(repr=False)
-    """(n,) their classes."""
+    """(n,) the classes of these records."""
     method: Method
+    """What it changes in plans and in the loss."""
     policy: Policy
+    """How the number of local steps is chosen."""
     budget: PrivacyBudget
-    """The claim."""
+    """ε and δ, the claim that is audited."""
     settings: FederationSettings
+    """Rounds, sampling rate and step sizes."""
     accountant: str = "pld"
+    """How ε is computed: "pld" (tightest), "rdp", or "rdp-paper", as the paper counts."""
     noise: NoiseKind = "gaussian"
+    """"gaussian", or "grid", which is exact to the last bit."""
     server_settings: ServerSettings | None = None
+    """Momentum, averaging, quorum; None for plain averaging."""
     releases: tuple[GaussianRelease, ...] = ()
     """What was charged before the first round."""
     evaluation: Mapping[Part, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)

@@ -46,7 +46,7 @@ def dirichlet(
 
     Args:
         labels: (n,) whole numbers, the class of each sample.
-        num_clients: N.
+        num_clients: how many clients share the records.
         beta: β, above 0; the paper takes 0.05, 0.5 and 1.
         seed: the same seed gives the same split.
         min_samples: fewest samples of a client.

@@ -35,10 +35,11 @@ class StepSettings:
     noise_multiplier: float
     """σ: standard deviation of the noise in units of the clip norm."""
     learning_rate: float
-    """η."""
+    """η: the step size."""
     expected_batch_size: float
     """q n, fixed at enrolment: the divisor. Never the realised batch size, which would be a release of its own."""
     unsafe: frozenset[str] = field(default_factory=frozenset)
+    """What is switched off on purpose: `no-noise`, `no-clipping`."""
 
     def __post_init__(self) -> None:
         self._check_unsafe()

@@ -20,11 +20,11 @@ class FederationSettings:
     """How long, with whom, and how often to look."""
 
     max_rounds: int
-    """R_s."""
+    """R_s: the most rounds of communication."""
     sample_rate: float
-    """q."""
+    """q: probability that a record joins a batch, in (0, 1]."""
     learning_rate: float
-    """η₀."""
+    """η₀: the clients' step size at the start."""
     schedule: str = "constant"
     """How η falls: constant, late_decay, linear or cosine."""
     max_local_steps: int | None = None
@@ -34,7 +34,7 @@ class FederationSettings:
     clients_per_round: int | None = None
     """How many take part in a round, drawn at random; None for all."""
     heterogeneity: float = 1.0
-    """Γ of Lemma 2."""
+    """Γ of Lemma 2: how far clients' optima lie apart, set by hand; 0 for equal clients."""
     time_limit: float | None = None
     """Seconds: the run stops before the round that would cross them."""
     traffic_limit: int | None = None

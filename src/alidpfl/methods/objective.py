@@ -13,6 +13,7 @@ class Objective:
     """A model that holds the trained parameters, and a loss of each sample."""
 
     model: nn.Module
+    """The module whose parameters are trained."""
     loss: Callable[[Tensor, Tensor], Tensor]
     """Outputs (B, ...) and targets (B, ...) to (B,)."""
     before_step: Callable[[RandomStream], None] | None = None

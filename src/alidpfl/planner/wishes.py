@@ -29,32 +29,37 @@ class Wishes:
     """Budgets, clients, and what is already decided; None stays for the planner to choose, or sets no limit."""
 
     epsilon: float
+    """ε that every client may spend in all: the smaller, the less a release tells about any one record."""
     delta: float
+    """δ: probability with which ε may fail to hold; well below one over the number of records."""
     clients: int
+    """Number of clients, all in every round."""
     samples: int
-    """Over all clients."""
+    """Number of records, over all clients together."""
     max_rounds: int
-    """R_s."""
+    """R_s: the most rounds of communication."""
     sample_rate: float | None = None
-    """q."""
+    """q: probability that a record joins a batch."""
     noise_multiplier: float | None = None
-    """σ."""
+    """σ: the noise's standard deviation over the clip norm."""
     accountant: str = "pld"
+    """How ε is computed: "pld" (tightest), "rdp", or "rdp-paper", as the paper counts."""
     num_params: int = MODEL_SIZES["compact_cnn"]
-    """d."""
+    """d: how many weights the model has."""
     smallest_client: int | None = None
     """Records of the smallest client; None for an even split."""
     clip_norm: float = 1.0
-    """C."""
+    """C: the longest that a record's gradient counts."""
     learning_rate: float = 0.5
     """η, the paper's by default. Only τ of the policy `corrected` and the drawn bounds depend on it."""
     heterogeneity: float = 5.0
     """Γ of Lemma 2: 10 for Dir(0.05), 5 for Dir(0.5), 1 for Dir(1), 0 for IID."""
     curvature: float | None = None
-    """μ, where an earlier run measured one."""
+    """Curvature μ of the loss, where an earlier run measured one."""
     time_limit: float | None = None
-    """Seconds."""
+    """Seconds that the whole run may take."""
     seconds_per_round: float | None = None
+    """Seconds that a round takes, where `time_limit` is set."""
     traffic_limit: int | None = None
     """Bytes, all clients, both directions."""
     max_epochs: float | None = None
@@ -79,7 +84,7 @@ class Wishes:
 
     @property
     def budget(self) -> PrivacyBudget:
-        """(ε, δ)."""
+        """ε and δ in one value."""
         return PrivacyBudget(epsilon=self.epsilon, delta=self.delta)
 
     @property

@@ -22,33 +22,33 @@ class Situation:
     """
 
     round: int
-    """k, from 0."""
+    """Number k of the round that is being planned, from 0."""
     max_rounds: int
     """R_s, already reduced where a time or traffic limit is tighter."""
     max_steps: int
     """R_c: the Σ τ that the clients' budgets pay for. Where a share of them takes part in a round, R_c / share."""
     steps_spent: int
-    """Σ τ so far."""
+    """Local steps so far, Σ τ."""
     previous_steps: int
     """τ of the last round; 0 before the first."""
     num_params: int
-    """d."""
+    """d: how many weights the model has."""
     clip_norm: float
-    """C."""
+    """C: the longest that a record's gradient counts."""
     noise_multiplier: float
-    """σ; 0 where nothing is private."""
+    """σ: the noise's standard deviation over the clip norm; 0 where nothing is private."""
     sample_rate: float
-    """q."""
+    """q: probability that a record joins a batch."""
     learning_rate: float
-    """η of the next step."""
+    """η: the step size of the next step."""
     expected_batch_size: float
     """B̂, the smallest q·n over the clients; floored at 1 where it is used."""
     weight_concentration: float
-    """Σ p_i²."""
+    """Σ p_i² over the clients' shares p_i of the average: 1/N where all N count alike."""
     heterogeneity: float
-    """Γ, a setting."""
+    """Γ of Lemma 2: how far clients' optima lie apart, as it was set."""
     curvature: float | None = None
-    """Private μ; None while it is not resolved above its own noise."""
+    """Curvature μ of the loss, privately estimated; None while it is not resolved above its own noise."""
     raw_curvature: float | None = None
     """Un-noised μ, NOT private: for `paper` and `reference` only."""
     raw_heterogeneity: float | None = None
@@ -90,11 +90,13 @@ class Decision:
     """What a policy answers: τ, and the reason in a few words for the record."""
 
     local_steps: int
+    """τ: how many steps each client takes in the round."""
     why: str
+    """The reason in a few words, for the record."""
     curvature: float | None = None
-    """μ as the policy used it; None where it used none."""
+    """Curvature μ as the policy used it; None where it used none."""
     heterogeneity: float | None = None
-    """Γ as the policy used it; None where it used none."""
+    """Heterogeneity Γ as the policy used it; None where it used none."""
 
 
 class Policy(Protocol):
@@ -102,7 +104,7 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """As in `POLICIES`."""
+        """What settings and records call it, such as "ratio"."""
         ...
 
     @property

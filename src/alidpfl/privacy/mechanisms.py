@@ -33,6 +33,7 @@ class SampledGaussian:
     noise_multiplier: float
     """σ, the noise's standard deviation over the clip norm."""
     steps: int = 1
+    """How many such iterations, one after another."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sample_rate", checked_sample_rate(self.sample_rate))
@@ -59,6 +60,7 @@ class GaussianRelease:
     noise_multiplier: float
     """σ, the noise's standard deviation over the query's L2 sensitivity."""
     count: int = 1
+    """How many such releases, one after another."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_multiplier", checked_noise_multiplier(self.noise_multiplier))

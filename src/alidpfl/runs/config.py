@@ -111,12 +111,14 @@ class ModelSection(_Section):
 class PrivacySection(_Section):
     """[privacy]: the budget of every client, and the mechanism that spends it."""
 
-    epsilon: float = Field(2.0, gt=0, le=1e6, description="ε of every client.")
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ of every client.")
+    epsilon: float = Field(
+        2.0, gt=0, le=1e6, description="ε that every client may spend; the smaller, the more private."
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="δ of every client: probability with which ε may fail to hold.")
     accountant: AccountantName = Field("pld", description="How ε is computed; pld is the tightest.")
     sample_rate: float = Field(0.04, ge=1e-9, le=1, description="q: probability that a record joins a batch.")
     noise_multiplier: float | None = Field(
-        None, gt=0, examples=[1.1], description="σ; left out: the least that pays for `max_steps` steps."
+        None, gt=0, examples=[1.1], description="σ: noise over C; left out: the least that pays for `max_steps` steps."
     )
     max_steps: int | None = Field(
         None,
@@ -146,21 +148,27 @@ class MethodSection(_Section):
 
     name: Literal["fedavg_dp", "ali_dpfl", "adap_dpfl", "pe_dpfl"] = Field("ali_dpfl", description="The method.")
     policy: Literal["ali", "corrected", "fixed", "paper", "ratio", "reference"] | None = Field(
-        None, description="How τ is chosen; left out: ali for ali_dpfl, fixed for the others."
+        None, description="How local steps, τ, are chosen; left out: ali for ali_dpfl, fixed for the others."
     )
     local_steps: int | None = Field(
-        None, ge=1, examples=[3], description="τ of the policy fixed; left out: 1, and 3 for adap_dpfl and pe_dpfl."
+        None,
+        ge=1,
+        examples=[3],
+        description="Local steps τ a round, of the policy fixed; left out: 1, and 3 for adap_dpfl and pe_dpfl.",
     )
-    clip_norm: float = Field(1.0, gt=0, description="C; for adap_dpfl that of the first round.")
-    learning_rate: float = Field(4.0, ge=1e-9, le=1e6, description="η₀.")
+    clip_norm: float = Field(
+        1.0, gt=0, description="C: each record's gradient is clipped to it; for adap_dpfl that of the first round."
+    )
+    learning_rate: float = Field(4.0, ge=1e-9, le=1e6, description="η₀: the clients' step size at the start.")
     schedule: Literal["constant", "late_decay", "linear", "cosine"] = Field(
-        "late_decay", description="How η falls in the course of training."
+        "late_decay", description="How the step size η falls in the course of training."
     )
     heterogeneity: float | None = Field(
         None,
         ge=0,
         examples=[5.0],
-        description="Γ of Lemma 2; left out: as the paper sets it for the split, 1 where clients come with the data.",
+        description="Γ of Lemma 2, how far clients' optima lie apart; left out: as the paper sets it for the split, 1 "
+        "where clients come with the data.",
     )
     options: dict[str, Any] = Field(
         {}, examples=[{"draws": 2}], description="Further settings of the method: the table below."
@@ -173,7 +181,7 @@ class MethodSection(_Section):
 class FederationSection(_Section):
     """[federation]: rounds, limits, and the server."""
 
-    max_rounds: int = Field(50, ge=1, description="R_s.")
+    max_rounds: int = Field(50, ge=1, description="R_s: the most rounds of communication.")
     clients_per_round: int | None = Field(
         None, ge=1, examples=[5], description="Drawn at random each round; left out: all."
     )
@@ -183,7 +191,7 @@ class FederationSection(_Section):
     traffic_limit: Bytes | None = Field(
         None, gt=0, examples=["5GB"], description='Stop before crossing it, such as "5GB".'
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="Of the server's step.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Of the server's step: how much of the last one is kept.")
     averaging: float = Field(0.0, ge=0, lt=1, description="Moving average of the model that is evaluated and saved.")
     quorum: float = Field(0.5, gt=0, le=1, description="Least share of a round's updates that must arrive.")
     max_client_weight: float | None = Field(

@@ -40,6 +40,7 @@ class RunDirectory:
     """One run on disk. Make one with `create` or `open`; hold `lock()` while writing."""
 
     path: Path
+    """The folder itself."""
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDirectory":

@@ -50,20 +50,29 @@ class RoundRequest(_Message):
     """An instruction: one round of one run. It is only asked for; what is done is up to the vault's policy."""
 
     format: Literal["alidpfl-vault-request-1"] = "alidpfl-vault-request-1"
+    """Which form of message this is, with its version."""
     run: RunId
+    """Name of the run, the same in all of its rounds."""
     round: int = Field(ge=0, le=1_000_000_000)
+    """Number of the round, from 0."""
     client: int = Field(0, ge=0, le=1_000_000_000)
     """How the server numbers this client; it keys the noise where that is seeded."""
     method: Literal["fedavg_dp", "ali_dpfl", "adap_dpfl", "pe_dpfl"] = "fedavg_dp"
+    """Which loss is trained."""
     options: PerturbationOptions | None = None
     """With pe_dpfl only: the other methods have one loss."""
     steps: int = Field(ge=1)
+    """Local steps τ that are asked for; the vault may run fewer."""
     learning_rates: list[LearningRate] = Field(min_length=1)
     """η of each step, or one for all."""
     sample_rate: float
+    """q: probability that a record joins a batch."""
     noise_multiplier: float
+    """σ: the noise's standard deviation over the clip norm."""
     clip_norm: float
+    """C: each record's gradient is clipped to it."""
     signals: list[Signal] = Field(default_factory=list)
+    """What is asked for beside the update."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "RoundRequest":
