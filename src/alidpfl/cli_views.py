@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
+from alidpfl.errors import printable
+
 if TYPE_CHECKING:
     from alidpfl.types import RoundRecord
     from alidpfl.views import RunSnapshot
 
 _NARROWEST_PLOT, _WIDEST_PLOT, _PLOT_HEIGHT = 20, 72, 8
 _ROOM_FOR_AXES = 18
+_MOST_NAMES = 40
 
 _PlotOption = Annotated[
     Path | None, typer.Option("--plot", help="Also draw accuracy, τ and ε into this .png or .svg (needs matplotlib).")
@@ -42,7 +45,17 @@ def show(
         return
     from alidpfl.views.tables import summary_table
 
-    _print(summary_table(snapshot), *_curves([snapshot]), *_notes([snapshot], plot))
+    _print(summary_table(snapshot), *_client_names(snapshot), *_curves([snapshot]), *_notes([snapshot], plot))
+
+
+def _client_names(snapshot: "RunSnapshot") -> list[str]:
+    """Of own files; whoever edits environment.json may write anything there."""
+    found = (snapshot.environment or {}).get("clients")
+    if not isinstance(found, dict) or not found:
+        return []
+    told = [printable(f"{number} = {name}") for number, name in [*found.items()][:_MOST_NAMES]]
+    more = f", and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    return [f"clients: {', '.join(told)}{more}"]
 
 
 def compare(

@@ -207,6 +207,17 @@ def test_a_run_goes_on_from_another_folder(tmp_path, monkeypatch):
     assert RunDirectory.open(tmp_path / "run").config()["data"]["data_dir"] == str(tmp_path / "silos")
 
 
+def test_names_of_own_files_are_shown_and_not_handed_on(tmp_path):
+    (tmp_path / "silos").mkdir()
+    for name in ("a_north", "b_south", "test"):
+        np.savez(tmp_path / "silos" / f"{name}.npz", x=np.ones((50, 4), "float32"), y=np.arange(50) % 2)
+    own = {"data__name": "npz", "data__data_dir": str(tmp_path / "silos"), "data__num_classes": 2, "data__clients": 2}
+    assert alidpfl(*run_arguments(tmp_path / "run", **own, federation__max_rounds=1)).exit_code == 0
+    assert "clients: 0 = a_north, 1 = b_south" in alidpfl("show", tmp_path / "run").stdout.splitlines()
+    for shared in ("summary.json", "model.safetensors", "metrics.jsonl"):
+        assert b"a_north" not in (tmp_path / "run" / shared).read_bytes()
+
+
 def test_a_damaged_run_is_a_mistake_and_not_a_crash(tmp_path):
     done = _finished(tmp_path)
     (done / "summary.json").unlink()

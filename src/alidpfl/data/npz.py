@@ -127,8 +127,8 @@ def _check_classes(paths: list[Path], parts: list[Arrays], num_classes: int | No
     for path, (_, y) in zip(paths, parts, strict=True):
         if num_classes is not None and int(y.max()) >= num_classes:
             raise DataError(
-                f"{path}: array y has classes beyond num_classes={num_classes}; number them from 0 to {num_classes - 1}, "
-                "or raise data.num_classes"
+                f"{path}: array y has classes beyond num_classes={num_classes}; number them from 0 to {num_classes - 1}"
+                ", or raise data.num_classes"
             )
 
 

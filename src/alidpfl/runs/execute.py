@@ -143,8 +143,7 @@ def execute(
         with _removed_if_refused(directory):
             prepared = preparation(config, directory, listener)
             prepared.federation.check_time_limit()
-        seed = config.run.seed if config.run.randomness == "seeded" else None
-        directory.write_environment(describe_environment(seed=seed) | {"uncovered": list(prepared.uncovered)})
+        directory.write_environment(_environment(config, prepared))
         if prepared.statistics:
             directory.write_statistics(prepared.statistics)
         _checkpoint(directory, config, prepared)  # of round 0: a kill in the first round must not look like a lost file
@@ -182,6 +181,14 @@ def resume(
             prepared.federation.training.forfeit_round()
             _checkpoint(directory, config, prepared)  # the next attempt may be lost as well
         return _train(config, prepared, directory, listener, tensorboard)
+
+
+def _environment(config: Config, prepared: Prepared) -> dict[str, Any]:
+    """What stays where the run was: so the names of the owners' files are here, and not in the summary."""
+    seed = config.run.seed if config.run.randomness == "seeded" else None
+    names = prepared.dataset.client_names if prepared.dataset is not None and prepared.records == "npz" else ()
+    clients = {str(number): name for number, name in enumerate(names)}
+    return describe_environment(seed=seed) | {"uncovered": list(prepared.uncovered), "clients": clients}
 
 
 @contextmanager
