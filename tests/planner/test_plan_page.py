@@ -6,6 +6,7 @@ import re
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 from tests.planner.conftest import SEARCH
 
@@ -79,6 +80,35 @@ def test_a_phone_needs_no_sideways_scrolling(opened):
         assert min(sizes) >= 10  # text in drawings stays readable
     finally:
         opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_no_text_of_a_drawing_runs_out_of_it(opened):
+    script = """return [...document.querySelectorAll('.plot text')].filter(text => {
+            const box = text.getBBox(), view = text.ownerSVGElement.viewBox.baseVal;
+            return text.classList.contains('mark') && (box.x < 0 || box.x + box.width > view.width);
+        }).map(text => text.textContent)"""
+    assert opened.execute_script(script) == []
+
+
+def test_on_paper_nothing_is_cut_off_and_the_legend_stays(opened):
+    size = {"width": 671, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        script = "return [...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+        assert opened.execute_script(script) == 0
+        assert "rdp-paper" in [label.text for label in opened.find_elements(By.TAG_NAME, "label")]
+    finally:
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_keys_tell_the_points_of_every_drawing(opened):
+    for plot in opened.find_elements(By.CSS_SELECTOR, ".plot"):
+        plot.send_keys(Keys.END)
+        said = plot.find_element(By.XPATH, "..").find_element(By.CSS_SELECTOR, "[aria-live]")
+        assert said.get_attribute("textContent")
+        assert plot.find_element(By.CSS_SELECTOR, ".tip").is_displayed()
 
 
 def test_it_is_dark_where_the_reader_is(opened):

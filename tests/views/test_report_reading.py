@@ -86,6 +86,15 @@ def test_on_paper_lines_can_be_told_apart(opened):
         assert not any(swatch.startswith("0px") for swatch in figure["swatches"])  # backgrounds are not printed
 
 
+def test_a_line_alone_is_named_too(browser, runs, tmp_path):
+    path = tmp_path / "one.html"
+    path.write_text(report_page([RunSnapshot.load(runs[1])]))
+    browser.get(path.as_uri())
+    for figure in browser.find_elements(By.TAG_NAME, "figure"):
+        assert figure.find_element(By.CSS_SELECTOR, ".legend").text == "<b>leaky"
+        assert not figure.find_elements(By.TAG_NAME, "input")
+
+
 def tabbed(browser):
     """Every element that the Tab key reaches, in its order."""
     browser.execute_script("document.activeElement.blur(); window.scrollTo(0, 0); window.reached = []")

@@ -75,14 +75,14 @@ def report_page(
         if any(series["points"] for series in chart["series"]):  # a deployment may have nothing to measure on
             body += [f"<h2>{escape(title)}</h2>", figure(name, _CAPTIONS[name], chart)]
             drawn[name] = chart
-    held = {split.title: split for split in (*splits, *(split for result in results for split in result.splits))}
-    if held:
-        body += ["<h2>Who holds what</h2>", *map(_split, held.values())]
     for result in results:
         body += ["<h2>Tables</h2>", *map(_result_table, result.tables)]
     for made in (made for result in results for made in result.charts):
         body += [f"<h2>{escape(made.title)}</h2>", figure(made.name, made.caption, made.chart)]
         drawn[made.name] = made.chart
+    held = {split.title: split for split in (*splits, *(split for result in results for split in result.splits))}
+    if held:
+        body += ["<h2>Who holds what</h2>", *map(_split, held.values())]
     body += ["<h2>Settings</h2>", _settings(snapshots)] if snapshots else []
     return page("alidpfl: report", body, drawn)
 

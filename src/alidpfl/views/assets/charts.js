@@ -106,7 +106,8 @@
       element("circle", {cx: x.place(markX), cy: y.place(markY), r: 6, fill: color(series.number), "data-mark": text}, svg);
       // One line lower for each series: marks of neighbours must not write over one another.
       const below = Math.min(y.place(markY) + 20 + 14 * series.number, SIZE.height - SIZE.bottom - 4);
-      element("text", {x: x.place(markX), y: below, "text-anchor": "middle", class: "mark"}, svg, text);
+      const isLast = x.place(markX) > SIZE.width - 60;  // its text would run out of the picture
+      element("text", {x: x.place(markX), y: below, "text-anchor": isLast ? "end" : "middle", class: "mark"}, svg, text);
     }
   }
 
@@ -189,6 +190,18 @@
     });
   }
 
+  function swatch(series) {
+    const made = html("span", {className: "swatch"});
+    made.style.borderTop = `0.25rem ${BORDERS[stroke(series.number)]} ${color(series.number)}`;  // print leaves backgrounds out
+    return made;
+  }
+  // A line alone: there is nothing to choose, but a name to tell.
+  function name(figure, holder, chart) {
+    const bar = html("div", {className: "legend"}), alone = html("span", {className: "alone"});
+    alone.append(swatch(numbered(chart.series[0], 0)), chart.series[0].name);
+    bar.appendChild(alone);
+    figure.insertBefore(bar, holder);
+  }
   // The lines by colour and name, to show and to hide: one stop of the Tab key, arrow keys within.
   function legend(figure, holder, chart, hiddenNames, redraw) {
     const bar = html("div", {className: "legend"});
@@ -200,9 +213,8 @@
         if (input.checked) hiddenNames.delete(series.name); else hiddenNames.add(series.name);
         redraw();
       });
-      const swatch = html("span", {className: "swatch"}), label = html("label", {});
-      swatch.style.borderTop = `0.25rem ${BORDERS[stroke(series.number)]} ${color(series.number)}`;  // print leaves backgrounds out
-      label.append(input, swatch, series.name);
+      const label = html("label", {});
+      label.append(input, swatch(series), series.name);
       bar.appendChild(label);
       return input;
     });
@@ -220,7 +232,7 @@
   function build(figure, holder, chart) {
     const hiddenNames = new Set(), state = {view: null};
     const redraw = () => { state.view = draw(holder, chart, hiddenNames); };
-    if (chart.series.length > 1) legend(figure, holder, chart, hiddenNames, redraw);
+    if (chart.series.length > 1) legend(figure, holder, chart, hiddenNames, redraw); else name(figure, holder, chart);
     keyboard(figure, holder, chart, state);
     let width = 0;
     new ResizeObserver(() => {
