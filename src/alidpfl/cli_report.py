@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from alidpfl.views.report_page import Split
 
 _LARGEST = 6_000_000
+_ENDINGS = (".html", ".htm")
 
 
 def report(
@@ -32,6 +33,8 @@ def report(
     from alidpfl.store.files import write_atomically
     from alidpfl.views.report_page import report_page
 
+    if out.suffix.lower() not in _ENDINGS:
+        raise ConfigError(f"--out {out}: the page is HTML; its extension must be {' or '.join(_ENDINGS)}")
     runs = [_run(path) for path in paths if RunDirectory.is_run(path)]
     grids = [load_grid(str(path)) for path in paths if path.suffix == ".toml"]
     folders = [path for path in paths if not RunDirectory.is_run(path) and path.suffix != ".toml"]

@@ -100,9 +100,9 @@ def tables(  # noqa: PLR0917 - they are options
     from alidpfl.reproduction.tables import FORMATS, make_table
 
     render = named("format", form, FORMATS)
+    grid, cells = _listed(name, _chosen(datasets, methods, columns, accountants), seeds)
     if not store.is_dir():
         raise ConfigError(f"there is no folder {store}: name the one with the results by --store, or reproduce first")
-    grid, cells = _listed(name, _chosen(datasets, methods, columns, accountants), seeds)
     typer.echo(render(make_table(grid, cells, known_in(store, [grid.name]))), nl=False)
 
 

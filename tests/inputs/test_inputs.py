@@ -23,6 +23,11 @@ def test_the_nearest_name_forgives_capitals_and_hyphens(typed, meant):
     assert meant is None or found == meant
 
 
+@pytest.mark.parametrize("typed", ["greedy", "adaptive", "none", "x", ""])
+def test_a_far_guess_is_no_hint(typed):
+    assert nearest(typed, ["ali", "corrected", "fixed", "paper", "ratio", "reference"]) is None
+
+
 @pytest.mark.parametrize(
     ("ask", "meant"),
     [

@@ -386,6 +386,8 @@ def test_tables_of_a_folder_that_is_not_there(tmp_path):
     done = CliRunner().invoke(app, ["tables", "small", "--store", str(tmp_path / "typo")])
     assert done.exit_code == 2
     assert not (tmp_path / "typo").exists()
+    done = CliRunner().invoke(app, ["tables", "nosuch", "--store", str(tmp_path / "typo")])
+    assert (done.exit_code, "'nosuch' is not known" in done.stderr) == (2, True)
 
 
 def test_a_grid_of_ones_own_claims_no_search_and_no_paper(ran):

@@ -121,6 +121,13 @@ def test_the_split_is_shown_of_public_data_only(tmp_path):
     assert 'class="heat"' not in text
 
 
+def test_a_page_is_not_called_otherwise(runs, tmp_path):
+    done = command(*runs, "-o", tmp_path / "report.pdf")
+    assert done.exit_code == 2
+    assert "the page is HTML; its extension must be .html or .htm" in done.stderr
+    assert not (tmp_path / "report.pdf").exists()
+
+
 def test_a_running_run_is_marked(runs):
     import dataclasses
 

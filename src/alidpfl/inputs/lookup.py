@@ -8,7 +8,8 @@ from alidpfl.errors import ConfigError
 
 Found = TypeVar("Found")
 
-_NEAR = 0.5
+_NEAR = 0.6
+_A_WORD = 3  # letters, of a part of a name
 
 
 def named(what: str, name: str, options: Mapping[str, Found]) -> Found:
@@ -33,10 +34,13 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
     >>> nearest("Fashion-MNIST", ["mnist", "fashion_mnist"])
     'fashion_mnist'
+    >>> nearest("signals", ["noise", "unaccounted-signals"])
+    'unaccounted-signals'
     """
-    spelled = {_spelling(name): name for name in names}
-    found = difflib.get_close_matches(_spelling(word), spelled, n=1, cutoff=_NEAR)
-    return spelled[found[0]] if found else None
+    spelled, typed = {_spelling(name): name for name in names}, _spelling(word)
+    found = difflib.get_close_matches(typed, spelled, n=1, cutoff=_NEAR)
+    parts = [spelling for spelling in spelled if len(typed) >= _A_WORD and typed in spelling]
+    return spelled[(found or parts)[0]] if found or parts else None
 
 
 def _spelling(name: str) -> str:
