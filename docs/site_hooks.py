@@ -31,7 +31,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links to pages that the site has lead there; of links to files that it has not, the words stay."""
-    return _LINK.sub(_link, markdown)
+    markdown = _LINK.sub(_link, markdown)
+    return re.sub(r"a page\s+of the site", "[a page of the site](cli.md)", markdown)  # which is no file elsewhere
 
 
 def _link(found: re.Match[str]) -> str:

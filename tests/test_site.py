@@ -118,6 +118,19 @@ def test_every_example_is_there_to_read(site):
             assert f'href="#{path.stem}"' in page
 
 
+def test_one_gets_from_page_to_page(site):
+    """On to the next, from the first to the commands; and a page is called the same in the list and at its top."""
+    start = (site / "index.html").read_text()
+    article = start[start.index("<article") : start.index("</article>")]
+    assert 'href="cli.html"' in article
+    assert "md-footer__link--next" in start
+    titles = {"configuration": "Settings", "python": "From Python", "api": "Python API", "cli": "Commands"}
+    for name, title in titles.items():
+        page = (site / f"{name}.html").read_text()
+        assert re.search(rf"<h1 id=[^>]+>{title}<", page), name
+        assert re.search(rf'md-nav__link--active">.{{0,400}}?{title}\s*</span>', page, re.DOTALL), name
+
+
 def test_stars_in_formulas_are_stars(site):
     """Read as emphasis, the optimum w* was w, and what stood between two of them was slanted."""
     page = (site / "theory.html").read_text()

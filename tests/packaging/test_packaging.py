@@ -95,6 +95,18 @@ def test_the_wheel_has_all_that_the_package_reads_and_nothing_else(wheel):
     assert {name.split("/")[0] for name in names} == {"alidpfl", f"alidpfl-{__version__}.dist-info"}
 
 
+def test_the_sdist_has_what_its_readme_refers_to(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    referred = {"constraints.txt", "CITATION.cff", "CHANGELOG.md", "LICENSE"}
+    referred |= {f"recipes/{path.name}" for path in (ROOT / "recipes").glob("*.toml")}
+    links = re.findall(r"\]\(([^)#:]+)", (ROOT / "README.md").read_text())
+    referred |= {link for link in links if (ROOT / link).is_file() and not link.startswith(("results/", "tests/"))}
+    assert {"docs/vault.md", "docs/pictures/accuracy.svg"} <= referred
+    assert referred <= names, sorted(referred - names)
+    assert not [name for name in names if name.startswith("tests/")]  # all or none: some alone cannot run
+
+
 def test_it_runs_without_the_source_tree(installed, tmp_path):
     where = installed.run("python", "-c", "import alidpfl; print(alidpfl.__file__)", cwd=tmp_path).strip()
     assert Path(where).is_relative_to(installed.site)

@@ -17,7 +17,7 @@ from alidpfl.runs.config import Config
 from alidpfl.runs.flower_config import FlowerOptions
 from alidpfl.vault.policy import PINNED, Policy
 
-_HEAD = """# Configuration
+_HEAD = """# Settings
 
 A run is described by a TOML file; what is left out takes the default, and the defaults together are what `make run`
 runs. On the command line `--set section.key=value` changes a setting (`--set seed=3` where the key is in one section
