@@ -21,6 +21,7 @@ for policy in ("ratio", "fixed"):
             f"method.policy={policy}",
             "method.learning_rate=0.5",
             "federation.max_rounds=20",
+            "privacy.max_steps=70",  # 3.5 a round: more than one step each can use
             "run.evaluate_every=1",
             *(["method.local_steps=1"] if policy == "fixed" else []),
         ]
@@ -31,10 +32,10 @@ for policy in ("ratio", "fixed"):
 rounds = pd.concat(
     [pd.read_json(path, lines=True).assign(run=path.parent.name) for path in folder.glob("*/metrics.jsonl")]
 )
-print(rounds.groupby("run")[["local_steps", "accuracy"]].agg(["first", "last"]))
+print(rounds.groupby("run").agg({"local_steps": ["min", "max", "sum"], "accuracy": ["first", "last"]}))
 
 # %%
-summaries = pd.DataFrame([json.loads(path.read_text()) for path in sorted(folder.glob("*/summary.json"))])
+summaries = pd.DataFrame({path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/summary.json")}).T
 print(summaries[["rounds", "accuracy", "epsilon", "covers_everything"]])
 
 # %% [markdown]
@@ -45,3 +46,4 @@ run = alidpfl.RunDirectory.open(folder / "ratio")
 records = run.records()
 print("local steps of every round:", [record.local_steps for record in records])
 assert len(records) == len(rounds[rounds["run"] == "ratio"])
+assert {record.local_steps for record in records} == {3, 4}

@@ -18,21 +18,23 @@ folder = Path(tempfile.mkdtemp())
 random = np.random.default_rng(0)
 truth = random.normal(size=NUM_COLUMNS)
 for number, size in enumerate((2400, 1800, 3000, 1500, 2100, 1000)):  # the last one stands for public data
-    ages_differ = 0.5 * random.normal(size=NUM_COLUMNS)  # silos are not alike
-    table = random.normal(size=(size, NUM_COLUMNS)) + ages_differ
-    returned = (table @ truth + random.normal(size=size) > 0).astype(int)
+    shift = 0.5 * random.normal(size=NUM_COLUMNS)  # silos are not alike
+    usual = random.normal(size=(size, NUM_COLUMNS)) + shift
+    returned = (usual @ truth + random.normal(size=size) > 0).astype(int)
+    table = (50 + 15 * usual).clip(0, 100)  # every column as a score from 0 to 100
     np.savetxt(folder / f"hospital{number}.csv", np.column_stack([table, returned]), delimiter=",")
 
 # %% [markdown]
-# A client is a pair: inputs (n, columns) and classes (n,). Scale columns by *public* knowledge, such as "ages lie
-# between 0 and 100". A mean taken from the tables would be a release that no ε covers.
+# A client is a pair: inputs (n, columns) and classes (n,). Scale columns by *public* knowledge: here every column is a
+# score from 0 to 100, so that 50 becomes 0, and 0 and 100 become about -3 and 3. A mean taken from the tables would be
+# a release that no ε covers.
 
 
 # %%
 def client(path):
     """One hospital's records."""
     table = np.loadtxt(path, delimiter=",", dtype=np.float32)
-    return torch.from_numpy(table[:, :-1]), torch.from_numpy(table[:, -1]).long()
+    return torch.from_numpy((table[:, :-1] - 50) / 15), torch.from_numpy(table[:, -1]).long()
 
 
 *clients, test = [client(path) for path in sorted(folder.glob("*.csv"))]
