@@ -197,6 +197,7 @@ def test_without_a_seed_no_two_runs_agree():
     ("settings", "message"),
     [
         ({"clients_per_rounds": 2}, "'clients_per_rounds' is not known; did you mean 'clients_per_round'"),
+        ({"max_round": 2}, "the setting of federate 'max_round' is not known; did you mean 'max_rounds'"),
         ({"polcy": "ratio"}, "did you mean 'policy'"),
         ({"sample_rate": 0.1}, "sample_rate"),
         ({"method": "ali_dpfk"}, "did you mean 'ali_dpfl'"),

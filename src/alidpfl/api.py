@@ -171,7 +171,7 @@ def _settings(
     known = dict.fromkeys([*inspect.signature(federate).parameters, *(f.name for f in fields(FederationSettings))])
     known.pop("settings")
     for name in settings:
-        named("setting of federate", name, known)
+        named("the setting of federate", name, known)
     if "unsafe" in settings:
         settings = {**settings, "unsafe": frozenset(settings["unsafe"])}
     try:

@@ -263,7 +263,7 @@ def test_an_archive_with_a_wrong_sum_is_not_unpacked(site, tmp_path):
 
 
 def test_what_cannot_be_downloaded(tmp_path):
-    with pytest.raises(ConfigError, match=r"data set to download='strokes' is not known; there are: mnist"):
+    with pytest.raises(ConfigError, match=r"data set 'strokes' is not known; there are: mnist"):
         get("strokes", tmp_path)
 
 

@@ -20,7 +20,7 @@ def test_the_models_are_as_large_as_they_say():
 @pytest.mark.parametrize(
     ("wish", "says"),
     [
-        ({"epsilon": 0.0}, "epsilon=0"),
+        ({"epsilon": 0.0}, "epsilon=0.0 must be finite and above 0"),
         ({"delta": 1.0}, "delta=1"),
         ({"clients": 0}, "clients=0"),
         ({"samples": 9}, "samples=9"),
@@ -33,7 +33,7 @@ def test_the_models_are_as_large_as_they_say():
         ({"heterogeneity": -1.0}, "heterogeneity=-1"),
         ({"min_steps": 0}, "min_steps=0"),
         ({"max_epochs": 0.0}, "max_epochs=0"),
-        ({"time_limit": 60.0}, "time_limit=60 says nothing without seconds_per_round"),
+        ({"time_limit": 60.0}, "time_limit=60 says nothing .*--time-limit and --seconds-per-round"),
         ({"curvature": float("nan")}, "curvature=nan"),
         ({"epsilon": 1e-300}, "epsilon=1e-300"),
         ({"delta": 0.999}, "delta=0.999"),

@@ -60,7 +60,7 @@ def test_what_is_near_to_nothing_gets_no_guess(typed):
 
 def test_an_unknown_setting_is_answered_with_the_nearest():
     with pytest.raises(
-        ConfigError, match="setting of policy 'ali'='pace_limt' is not known; did you mean 'pace_limit'"
+        ConfigError, match="policy 'ali': the setting 'pace_limt' is not known; did you mean 'pace_limit'"
     ):
         make_policy("ali", pace_limt=2)
     with pytest.raises(ConfigError, match="there are none"):

@@ -296,7 +296,7 @@ def test_options_cannot_change_what_is_released(option, method):
     """signals = ["raw"] would have had every client send un-noised losses, with covers_everything true."""
     value = ["raw"] if option == "signals" else "update"
     changes = {"method__name": method, f"method__options__{option}": value}
-    with pytest.raises(ConfigError, match=f"method.options of {method}='{option}' is not known"):
+    with pytest.raises(ConfigError, match=f"method.options of {method}: the option '{option}' is not known"):
         prepare(config(**changes))
 
 

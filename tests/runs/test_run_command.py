@@ -126,6 +126,7 @@ def _finished(tmp_path):
     [
         (["--set", "privacy.epsilom=2"], "did you mean privacy.epsilon?"),
         (["--set", "epsilon"], "key=value"),
+        (["--set", "=5"], "--set =5: write key=value"),
         (["--set", "data.name=synthetic"], "needs images"),
         (["{tmp}/nowhere.toml"], "there is no configuration file"),
         (["{tmp}/broken.toml"], "is not valid TOML"),
@@ -133,7 +134,7 @@ def _finished(tmp_path):
         (["--resume", "{tmp}"], "is not a run directory"),
         (["--resume", "{tmp}/done", "--set", "seed=1"], "--resume takes its settings from the folder"),
         (["--set", "method.policy=paper"], "unaccounted-signals"),
-        (["--set", "method.options.clip_norm=2"], "method.options of ali_dpfl='clip_norm'"),
+        (["--set", "method.options.clip_norm=2"], "method.options of ali_dpfl: the option 'clip_norm'"),
         (["--set", "noise_multiplier=0.01"], "does not pay for one step"),
         (["--set", "noise_multiplier=0.01"], " would do"),
         (["--set", "unsafe=yes"], "privacy.unsafe='yes' must be a list of"),

@@ -27,7 +27,7 @@ def get(name: str | Source, into: Path, *, on_progress: OnProgress | None = None
         on_progress: told of every step.
         base_url: another place to take the files from; their contents must be the same.
     """
-    source = named("data set to download", name, SOURCES) if isinstance(name, str) else name
+    source = named("data set", name, SOURCES) if isinstance(name, str) else name
     report = on_progress or (lambda _what, _share: None)
     folder = into / source.folder
     try:

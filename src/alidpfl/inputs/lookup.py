@@ -22,11 +22,12 @@ def named(what: str, name: str, options: Mapping[str, Found]) -> Found:
     """
     if isinstance(name, str) and name in options:
         return options[name]
+    given = f"{what} {name!r}" if " " in what else f"{what}={name!r}"  # words, or the name of a setting
     if not options:
-        raise ConfigError(f"{what}={name!r} is not known; there are none")
+        raise ConfigError(f"{given} is not known; there are none")
     likely = nearest(str(name), options)
     hint = f"did you mean {likely!r}? There" if likely is not None else "there"
-    raise ConfigError(f"{what}={name!r} is not known; {hint} are: {', '.join(options)}")
+    raise ConfigError(f"{given} is not known; {hint} are: {', '.join(options)}")
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:

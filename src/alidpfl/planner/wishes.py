@@ -69,6 +69,7 @@ class Wishes:
 
     def __post_init__(self) -> None:
         self._check_counts()
+        _ = self.budget  # its words for what no budget can be
         checks.real("epsilon", self.epsilon, low=1e-6, high=1e6, rule="must be between 1e-6 and 1e6")
         checks.real("delta", self.delta, above=0, high=0.1, rule="must be above 0 and at most 0.1: it is a probability")
         self._check_mechanism()
@@ -80,7 +81,10 @@ class Wishes:
                 checks.real(name, getattr(self, name), above=0, rule="must be above 0")
         checks.real("heterogeneity", self.heterogeneity, low=0, high=_MOST, rule="must be 0 (IID) or more")
         if self.time_limit is not None and self.seconds_per_round is None:
-            raise ConfigError(f"time_limit={self.time_limit:g} says nothing without seconds_per_round; give both")
+            raise ConfigError(
+                f"time_limit={self.time_limit:g} says nothing without seconds_per_round; give both "
+                "(--time-limit and --seconds-per-round)"
+            )
 
     @property
     def budget(self) -> PrivacyBudget:

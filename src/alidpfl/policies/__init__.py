@@ -80,7 +80,7 @@ def make_policy(name: str, **settings: Any) -> Policy:
     policy = named("policy", name, POLICIES)
     known = {field.name: field for field in fields(policy)}
     for setting in settings:
-        named(f"setting of policy {name!r}", setting, known)
+        named(f"policy {name!r}: the setting", setting, known)
     made: Policy = policy(**settings)
     return made
 

@@ -234,7 +234,7 @@ def method_options(name: str) -> dict[str, inspect.Parameter]:
 def _method(config: Config, noise_multiplier: float) -> Method:
     name, options = config.method.name, config.method.options
     for option in options:
-        named(f"method.options of {name}", option, method_options(name))
+        named(f"method.options of {name}: the option", option, method_options(name))
     settings = {"clip_norm": config.method.clip_norm, "noise_multiplier": noise_multiplier}
     method = make_method(name, **settings, **options)
     if method.needs_public_loss and config.data.validation == 0:

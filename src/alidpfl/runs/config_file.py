@@ -60,7 +60,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _apply(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    if not equals:
+    if not equals or not key.strip():
         raise ConfigError(f"--set {override}: write key=value, such as --set privacy.epsilon=4")
     *path, last = _full_key(key.strip()).split(".")
     table = values
