@@ -642,8 +642,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the hash of the records is written where everybody reads",
         "src/alidpfl/runs/execute.py",
-        '{"uncovered": list(prepared.uncovered)}',
-        '{"uncovered": list(prepared.uncovered), "clients": prepared.clients}',
+        '"clients": clients}',
+        '"clients": clients, "records": prepared.clients}',
         "tests/replay/test_run_directories.py",
     ),
     Mutant(

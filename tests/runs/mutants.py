@@ -7,6 +7,13 @@ RUNS, ENGINES, VAULT = (f"src/alidpfl/{name}" for name in ("runs", "engines", "v
 
 RUN_MUTANTS = (
     (
+        "runs: own files are pooled and dealt out by label",
+        "src/alidpfl/data/split.py",
+        'if split != "natural" and dataset.natural_clients is not None and not dataset.is_synthetic:',
+        "if False:",
+        REACHES,
+    ),
+    (
         "runs: clip norm and randomness may change while a run goes on",
         f"{RUNS}/execute.py",
         '_FREE_TO_CHANGE = ("run.processes", "run.device")',
