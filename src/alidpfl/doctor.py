@@ -243,8 +243,8 @@ def _flower_programs() -> Iterator[Finding]:
         remedy = f"for deployments: export PATH={own}:$PATH; `alidpfl flower demo` finds them without"
         yield Finding("Flower's programs", State.ADVICE, f"in {own}, which is not on PATH", remedy)
     else:
-        remedy = "in a clone of alidpfl: pip install -c constraints.txt '.[flower]' --force-reinstall"
-        yield Finding("Flower's programs", State.BROKEN, f"flwr is installed without {', '.join(absent)}", remedy)
+        remedy = "for deployments, in a clone of alidpfl: pip install -c constraints.txt '.[flower]' --force-reinstall"
+        yield Finding("Flower's programs", State.ADVICE, f"flwr is installed without {', '.join(absent)}", remedy)
 
 
 def _needed_by(extra: str) -> list[str]:

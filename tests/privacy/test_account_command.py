@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -80,7 +81,7 @@ def test_interrupt_is_status_130(monkeypatch):
 
 
 def test_help_has_an_example():
-    assert "Example: alidpfl account" in run("account", "--help").stdout
+    assert re.search(r"Example:\s+alidpfl account --sample-rate", run("account", "--help").stdout)
 
 
 def test_the_module_behind_the_installed_command():

@@ -70,7 +70,7 @@ def _error(*overrides: str) -> str:
         ("name=x", ["--set name", "data.name", "model.name", "method.name"]),
         ("epsilon", ["--set epsilon", "key=value"]),
         ("", ["--set", "key=value"]),
-        ("=3", ["--set", "no such key"]),
+        ("=3", ["--set =3", "key=value"]),
         ("run.seed.x=1", ["run.seed"]),
         ("run.seed=1" + "0" * 5000, ["run.seed='1000"]),
         ("run.seed=0x1" + "0" * 5000, ["run.seed=(int)"]),

@@ -191,11 +191,11 @@ def test_flower_that_does_not_import_is_broken(monkeypatch, tmp_path):
     assert "--force-reinstall" in found.remedy
 
 
-@pytest.mark.parametrize(("has_own", "state"), [(True, "advice"), (False, "broken")])
-def test_flowers_programs_must_be_on_the_path(monkeypatch, tmp_path, has_own, state):
+@pytest.mark.parametrize("has_own", [True, False])
+def test_flowers_programs_must_be_on_the_path(monkeypatch, tmp_path, has_own):
     monkeypatch.setenv("PATH", "/nowhere")
     if not has_own:
         monkeypatch.setattr(doctor.sys, "executable", str(tmp_path / "python"))
     found = seen_by(doctor._flower_programs)["Flower's programs"]
-    assert found.state == state
+    assert found.state == doctor.State.ADVICE  # simulations work without
     assert ("export PATH=" if has_own else "--force-reinstall") in found.remedy
