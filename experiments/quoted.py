@@ -20,11 +20,13 @@ def quoted(tables: Sequence[Table], known: Mapping[str, Result]) -> dict[str, st
     table_1 = [entry for table in tables if table.grid.name == "small" for entry in table.entries]
     entries = {(e.dataset, e.column, e.method, e.accountant): e for e in table_1}
     ali = entries.get(("mnist", "R_s = R_c/2", "ours:ali", "rdp-paper"))
+    adap = entries.get(("mnist", "R_s = R_c/2", "adap_dpfl", "rdp"))
     edges, chosen = _at_the_edge()
     return {
         "reached": _reached(tables),
         "searched": _best("mnist", lambda point: "data.pixel_range" not in point),
         "bytes": _best("mnist", lambda point: point.get("data.pixel_range") == [0.0, 255.0]),
+        "adap": ", ".join(f"{accuracy:.2f}" for accuracy in adap.accuracies) if adap and adap.accuracies else "not run",
         "ali": "not run" if ali is None or ali.mean is None else f"{ali.mean:.2f} % (n = {len(ali.by_seed)})",
         **{f"quiet_{clip_norm:g}": _without_noise(clip_norm) for clip_norm in (1.0, 10.0, 100.0)},
         "quiet_small_step": _best("mnist-without-noise", lambda point: point == _MIDDLE),
