@@ -133,14 +133,14 @@ def _split(result: Result) -> tuple:
 
 
 def _at_limits(known: Mapping[str, Result]) -> str:
-    counts = Counter(kind for result in known.values() for kind in _deciders(result))
+    counts = _decided(known)
     every = f"{counts.total()} rounds" if counts["other"] == 0 else f"{counts.total()} rounds but {counts['other']}"
     return f"The step size was constant, and τ of `ali` at one of two limits in all of {every}."
 
 
 def _what_decided(known: Mapping[str, Result]) -> str:
     """Whether `ali`'s τ was ever Lemma 2's own, or one of the two limits that it is held to."""
-    counts = Counter(kind for result in known.values() for kind in _deciders(result))
+    counts = _decided(known)
     if not counts:
         return ""
     limits = (
@@ -149,6 +149,11 @@ def _what_decided(known: Mapping[str, Result]) -> str:
         f"number in {counts['both']}; and anything else, a τ that Lemma 2 itself chose, in {counts['other']}."
     )
     return f"**What decided `ali`'s τ.** {limits} {WHY_LIMITS}"
+
+
+def _decided(known: Mapping[str, Result]) -> Counter[str]:
+    """In how many rounds which limit, or Lemma 2 itself, was `ali`'s τ."""
+    return Counter(kind for result in known.values() for kind in _deciders(result))
 
 
 def _deciders(result: Result) -> Iterator[str]:
