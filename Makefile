@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SET_UP_RUN := $(VENV)/.set-up-run
 SET_UP := $(VENV)/.set-up
 SET_UP_BENCH := $(VENV)/.set-up-bench
 SET_UP_FLOWER := $(VENV)/.set-up-flower
@@ -15,7 +16,7 @@ SET_UP_FLOWER := $(VENV)/.set-up-flower
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
-run: $(SET_UP) ## Train on the embedded default: ten clients, epsilon = 2, half a minute on two idle cores
+run: $(SET_UP_RUN) ## Train on the embedded default: ten clients, epsilon = 2, half a minute on two idle cores
 	@$(BIN)/alidpfl run $(ARGS)
 
 demo-flower: $(SET_UP_FLOWER) ## Watch a deployment on this machine: SuperLink, three nodes, three vaults, TLS; a few minutes
@@ -47,7 +48,7 @@ unit: $(SET_UP) ## pytest without the slow tests, in two processes
 test-slow: $(SET_UP) ## The tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-nightly: $(SET_UP_FLOWER) ## 200 kills of vaults, SuperNodes and the ServerApp, and 200 of a vault alone; hours
+nightly: $(SET_UP) ## 200 kills of vaults, SuperNodes and the ServerApp, and 200 of a vault alone; hours
 	ALIDPFL_KILLS=200 $(BIN)/python -m pytest -m slow tests/flower/test_kills.py tests/vault/test_kills.py
 
 FUZZ ?= 50
@@ -92,7 +93,7 @@ bench-features: $(SET_UP) ## Measure only the fixed image features
 bench-softmax: $(SET_UP) ## Measure only a DP step of softmax regression
 	$(BIN)/python -m benchmarks.softmax
 
-bench-flower: $(SET_UP_FLOWER) ## Measure what a round of a deployment costs beside the training
+bench-flower: $(SET_UP) ## Measure what a round of a deployment costs beside the training
 	$(BIN)/python -m benchmarks.flower
 
 docs: $(SET_UP) ## Write docs/configuration.md anew
@@ -110,10 +111,15 @@ clean: ## Remove the environment and everything built
 	rm -rf $(VENV) build dist src/*.egg-info src/alidpfl/dpsgd/_native*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 		.import_linter_cache .mutants.jsonl
 
-$(SET_UP): pyproject.toml setup.py constraints.txt src/alidpfl/dpsgd/_native.c src/alidpfl/dpsgd/_native_kernels.h
+# Whoever only runs it waits half as long: the tools of `make test` are a set-up of their own.
+$(SET_UP_RUN): pyproject.toml setup.py constraints.txt src/alidpfl/dpsgd/_native.c src/alidpfl/dpsgd/_native_kernels.h
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "alidpfl needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; set PYTHON=/path/to/python3.11")'
 	@echo "Setting up $(VENV) (once; a few minutes on a slow connection) ..."
 	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -e '.[examples,report,vault]'
+	@touch $@
+
+$(SET_UP): $(SET_UP_RUN)
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
@@ -121,6 +127,6 @@ $(SET_UP_BENCH): $(SET_UP)
 	$(PIP_INSTALL) -e '.[dev,bench]'
 	@touch $@
 
-$(SET_UP_FLOWER): $(SET_UP)
-	$(PIP_INSTALL) -e '.[dev,flower]'
+$(SET_UP_FLOWER): $(SET_UP_RUN)
+	$(PIP_INSTALL) -e '.[flower]'
 	@touch $@

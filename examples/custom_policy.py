@@ -7,6 +7,7 @@
 # %%
 from dataclasses import dataclass
 
+import matplotlib.pyplot as plt
 import torch
 
 import alidpfl
@@ -60,7 +61,12 @@ def trained(policy):
     return [record.local_steps for record in records], records[-1].accuracy
 
 
+figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 for policy in (WarmUp(), "ratio"):
     steps, accuracy = trained(policy)
     print(policy, steps, f"{accuracy:.1f} %")
     assert len(steps) == 20
+    axes.step(range(1, 21), steps, where="mid", label=f"{getattr(policy, 'name', policy)}: {accuracy:.1f} %")
+axes.set(xlabel="round", ylabel="local steps τ", ylim=(0, None), xticks=range(0, 21, 5))
+axes.legend()
+plt.show()

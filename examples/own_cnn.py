@@ -5,6 +5,7 @@
 # labels.
 
 # %%
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
@@ -12,14 +13,15 @@ import alidpfl
 from alidpfl.data import dirichlet
 
 digits = alidpfl.load_dataset("strokes")  # drawn on this machine, once
-inputs, targets = digits.train.inputs[:6000], digits.train.targets[:6000]
+inputs, targets = digits.train.inputs, digits.train.targets
 rows = dirichlet(targets, 4, beta=0.5, seed=0)
 clients = [(inputs[own], targets[own]) for own in rows]
 test = (digits.test.inputs[:2000], digits.test.targets[:2000])
 print("records:", [len(own) for own in rows], "of shape", tuple(inputs.shape[1:]))
 
 # %% [markdown]
-# BatchNorm mixes samples, and would be refused with the reason; GroupNorm does not.
+# BatchNorm mixes samples, and would be refused with the reason; GroupNorm does not. The step size was chosen among
+# three on other drawings than those tested on here; clipped gradients bear a large one.
 
 # %%
 model = nn.Sequential(
@@ -31,15 +33,20 @@ model = nn.Sequential(
     nn.Flatten(),
     nn.Linear(16 * 7 * 7, 10),
 )
-sigma = alidpfl.noise_multiplier_for(alidpfl.PrivacyBudget(epsilon=3.0, delta=1e-5), sample_rate=0.1, steps=80)
-privacy = alidpfl.Privacy(epsilon=3.0, delta=1e-5, sample_rate=0.1, noise_multiplier=sigma)
+sigma = alidpfl.noise_multiplier_for(alidpfl.PrivacyBudget(epsilon=3.0, delta=1e-5), sample_rate=0.01, steps=200)
+privacy = alidpfl.Privacy(epsilon=3.0, delta=1e-5, sample_rate=0.01, noise_multiplier=sigma)
 
 with alidpfl.federate(
-    model, clients, test=test, privacy=privacy, max_rounds=20, learning_rate=0.5, policy="ratio", evaluate_every=5
+    model, clients, test=test, privacy=privacy, max_rounds=20, learning_rate=4.0, policy="ratio", evaluate_every=1
 ) as federation:
-    for record in federation:
-        if record.accuracy is not None:
-            print(f"round {record.number}: tau = {record.local_steps}, accuracy {record.accuracy:.1f} %")
+    records = list(federation)
+print(f"{records[-1].accuracy:.1f} % after {len(records)} rounds of {records[0].local_steps} local steps")
+
+# %%
+figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+axes.plot([record.epsilon for record in records], [record.accuracy for record in records], marker=".")
+axes.set(xlabel="ε spent so far", ylabel="accuracy, %", title="One dot a round")
+plt.show()
 
 # %% [markdown]
 # What comes out is an ordinary module, and what it cost.

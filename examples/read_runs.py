@@ -8,6 +8,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 
 import alidpfl
@@ -33,6 +34,12 @@ rounds = pd.concat(
     [pd.read_json(path, lines=True).assign(run=path.parent.name) for path in folder.glob("*/metrics.jsonl")]
 )
 print(rounds.groupby("run").agg({"local_steps": ["min", "max", "sum"], "accuracy": ["first", "last"]}))
+
+# %%
+curves = rounds.pivot_table(index="round", columns="run", values="accuracy")
+curves.index += 1  # in files rounds count from 0
+curves.plot(ylabel="accuracy, %", xticks=range(0, 21, 5), figsize=(6, 3))
+plt.show()
 
 # %%
 summaries = pd.DataFrame({path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/summary.json")}).T

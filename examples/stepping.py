@@ -6,6 +6,7 @@
 # smaller epsilon shown so far was chosen by outputs, and is no claim to make.
 
 # %%
+import matplotlib.pyplot as plt
 import torch
 
 import alidpfl
@@ -34,15 +35,27 @@ federation = alidpfl.federate(
 )
 
 # %%
+records = []
 with federation:
     while (plans := federation.training.next_plans()) is not None:
         print(f"next: {len(plans)} clients, {plans[0].steps} steps each, sigma = {plans[0].noise_multiplier}", end="; ")
         record = federation.step()
+        records.append(record)
         spent = max(federation.epsilons.values())
         print(f"round {record.number}: {record.accuracy:.1f} %, epsilon so far {spent:.3f}")
         if record.accuracy > 90:  # on public data: it is no secret why we stop
             break
     print("stopped:", federation.stop_reason or "by hand", "after", record.number, "rounds")
+
+# %%
+numbers = [record.number for record in records]
+figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
+left.plot(numbers, [record.accuracy for record in records], marker=".")
+left.set(xlabel="round", ylabel="accuracy, %")
+right.plot(numbers, [record.epsilon for record in records], marker=".")
+right.axhline(privacy.epsilon, linestyle="--", color="grey")
+right.set(xlabel="round", ylabel="ε so far, and the budget", ylim=(0, None))
+plt.show()
 
 # %% [markdown]
 # We stopped because of the accuracy, so the claim for this model is the budget, epsilon = 2, not the last number

@@ -8,6 +8,7 @@
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
@@ -58,9 +59,16 @@ with alidpfl.federate(
     max_rounds=30,
     learning_rate=0.5,
     policy="ratio",  # both budgets end together
+    evaluate_every=1,
 ) as federation:
     records = list(federation)
 
 spent = max(federation.epsilons.values())
 print(f"{records[-1].accuracy:.1f} % of the public records, {len(records)} rounds, epsilon = {spent:.3f} of 1")
 assert spent <= 1.0
+
+# %%
+figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+axes.plot([record.epsilon for record in records], [record.accuracy for record in records], marker=".")
+axes.set(xlabel="ε of every hospital so far", ylabel="accuracy, %", title="One dot a round")
+plt.show()

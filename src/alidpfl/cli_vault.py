@@ -145,7 +145,9 @@ def serve(
     try:
         from alidpfl.vault.service import serve as run_service
     except ModuleNotFoundError as error:
-        raise ConfigError(f"serving needs {error.name}: install alidpfl with the extra 'vault'") from None
+        raise ConfigError(
+            f"serving needs {error.name}: in a clone of alidpfl run `pip install -c constraints.txt '.[vault]'`"
+        ) from None
 
     run_service(
         folder.absolute(), socket_path=socket, group=group, known_head=head, on_ready=partial(_announce, folder)
