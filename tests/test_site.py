@@ -173,13 +173,13 @@ def test_nothing_is_cut_off(site, browser):
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 390, path.stem
 
 
-def test_keys_and_options_are_not_broken(site, browser):
+def test_keys_options_and_defaults_are_not_broken(site, browser):
     """As in data.data_di/r: a key that is copied from two lines is none."""
     for width in (1280, 390):
         _shown(browser, width)
-        for page in ("configuration", "cli"):
+        for page, cells in (("configuration", "td:is(:first-child, :nth-child(3))"), ("cli", "td:first-child")):
             browser.get((site / f"{page}.html").as_uri())
-            keys = "[...document.querySelectorAll('article td:first-child code')]"
+            keys = f"[...document.querySelectorAll('article {cells} code')]"
             broken = browser.execute_script(
                 f"return {keys}.filter(e => e.getClientRects().length > 1).map(e => e.innerText)"
             )

@@ -152,14 +152,37 @@ def test_extras_install_what_they_are_for(wheel, tmp_path):
     venv.create(tmp_path / "new", with_pip=False)
     pip = [sys.executable, "-m", "pip", "--python", tmp_path / "new", "install", "-q", "--no-compile"]
     new = tmp_path / "new" / "bin"
-    for extra in ("report", "flower"):
-        checked([*pip, "-c", ROOT / "constraints.txt", f"{wheel}[{extra}]"], env=environment())
-        told = json.loads(checked([new / "alidpfl", "doctor", "--json"], cwd=tmp_path, env=environment()))
-        states = {finding["what"]: finding["state"] for finding in told}
-        assert states[f"extra: {extra}"] == "good"
-        assert states["extra: tensorboard"] == "advice"
-    picture = ["plan", "--epsilon", "2", "--samples", "1000", "--max-rounds", "5", "--plot", "plan.svg"]
-    checked([new / "alidpfl", *picture], cwd=tmp_path, env=environment())
+
+    def run(*command):
+        return checked(command, cwd=tmp_path, env=environment(MPLBACKEND="Agg"))
+
+    def install(extra):
+        run(*pip, "-c", ROOT / "constraints.txt", f"{wheel}[{extra}]")
+
+    def extras():
+        told = json.loads(run(new / "alidpfl", "doctor", "--json"))
+        return {finding["what"]: finding["state"] for finding in told if finding["what"].startswith("extra: ")}
+
+    def imports(module):
+        command = [new / "python", "-c", f"import {module}"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0 or "ModuleNotFoundError" in done.stderr, done.stderr
+        return done.returncode == 0
+
+    install("report")
+    assert extras() == {"extra: report": "good", "extra: flower": "advice", "extra: tensorboard": "advice"}
+    run(new / "alidpfl", *["plan", "--epsilon", "2", "--samples", "1000", "--max-rounds", "5", "--plot", "plan.svg"])
     assert (tmp_path / "plan.svg").stat().st_size > 1000
-    checked([new / "alidpfl", "flower", "certs", "keys"], cwd=tmp_path, env=environment())
-    assert "SuperLink" in checked([new / "flower-superlink", "--help"], cwd=tmp_path, env=environment())
+
+    assert not imports("alidpfl.vault.service")
+    install("vault")
+    assert imports("alidpfl.vault.service")
+
+    assert not imports("pandas")
+    install("examples")
+    assert "local steps of every round" in run(new / "python", ROOT / "examples" / "read_runs.py")
+
+    install("flower")
+    assert extras() == {"extra: report": "good", "extra: flower": "good", "extra: tensorboard": "advice"}
+    run(new / "alidpfl", "flower", "certs", "keys")
+    assert "SuperLink" in run(new / "flower-superlink", "--help")
