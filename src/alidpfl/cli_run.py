@@ -175,6 +175,7 @@ class _Screen:
         self._task: TaskID = self._progress.add_task("", total=None, facts="")
         self._accuracy = ""
         self._prepared: Prepared | None = None
+        self._rounds_done = 0
 
     def __enter__(self) -> "_Screen":
         self._progress.start()
@@ -206,7 +207,11 @@ class _Screen:
         from alidpfl.runs.execute import Listener
 
         return Listener(
-            on_loading=self.show, on_start=self._start, on_round=self._round, on_interrupt=_say_that_it_stops
+            on_loading=self.show,
+            on_start=self._start,
+            on_share=self._within_round,
+            on_round=self._round,
+            on_interrupt=_say_that_it_stops,
         )
 
     @contextmanager
@@ -222,6 +227,7 @@ class _Screen:
 
     def _start(self, prepared: "Prepared", rounds_done: int) -> None:
         self._prepared = prepared
+        self._rounds_done = rounds_done
         for warning in filter(None, (prepared.weakness, *prepared.warnings)):
             self._say("warning:", "yellow", warning)
         for shown in prepared.uncovered:
@@ -241,11 +247,15 @@ class _Screen:
         else:
             typer.echo(f"{head} {text}", err=True)
 
+    def _within_round(self, share: float) -> None:
+        self._progress.update(self._task, completed=self._rounds_done + share)
+
     def _round(self, record: "RoundRecord", seconds: float) -> None:
         if record.accuracy is not None:
             self._accuracy = f"  accuracy {record.accuracy:.1f} %"
         from alidpfl.views.tables import rounded_up
 
+        self._rounds_done = record.number
         total = self._progress.tasks[0].total
         spent = rounded_up(record.epsilon)
         facts = f"round {record.number}/{total:.0f}  τ {record.local_steps}  ε {spent}{self._accuracy}"

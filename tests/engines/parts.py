@@ -85,13 +85,16 @@ def federation(
     )
 
 
-def simulation(processes: int, *, data: SimulationData | None = None, model: nn.Module | None = None) -> Simulation:
+def simulation(
+    processes: int, *, data: SimulationData | None = None, model: nn.Module | None = None, **options
+) -> Simulation:
     return Simulation(
         model=linear() if model is None else model,
         method=make_method("fedavg_dp", clip_norm=1.0, noise_multiplier=NOISE),
         data=made_data() if data is None else data,
         seed=0,
         processes=processes,
+        **options,
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -83,6 +84,20 @@ def test_updates_come_in_the_order_of_the_plans(processes):
     with simulation(1) as engine:
         for one, expected in zip(plans, params, strict=True):
             assert torch.equal(engine.train(zeros(), [one])[0].params, expected)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_share_of_a_round_grows_with_the_work_done(processes):
+    told = []
+    with simulation(processes, on_share=told.append) as engine:
+        engine.train(zeros(), [plan(0), plan(1, steps=30), plan(2)])
+        first_round = list(told)
+        engine.train(zeros(), [plan(0, round_number=1), plan(1, round_number=1)])
+    assert len(first_round) == 3
+    assert first_round == sorted(set(first_round))
+    assert first_round[-1] == pytest.approx(1.0)
+    assert max(np.diff([0.0, *first_round])) > 0.9  # thirty of thirty-two steps are one client's
+    assert told[3] == pytest.approx(0.5, abs=0.1)  # each round from the start
 
 
 @pytest.mark.parametrize("model", [linear, cnn])

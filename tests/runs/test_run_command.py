@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from rich.progress import Progress
 
 from alidpfl import RunDirectory
 from alidpfl.federation.loop import Training
@@ -40,6 +41,23 @@ def test_without_json_it_shows_the_result(tmp_path):
     printed = float(re.search(r"ε = ([\d.]+)", last)[1])
     assert summary["epsilon"] <= printed < summary["epsilon"] + 1e-3  # rounded towards the private side
     assert "NOT" not in result.stdout
+
+
+def test_the_bar_moves_within_a_round_too(tmp_path, monkeypatch):
+    """A round of a large network may take minutes."""
+    shown, update = [], Progress.update
+
+    def seen(self, task, **changes):
+        shown.append(changes)
+        update(self, task, **changes)
+
+    monkeypatch.setattr(Progress, "update", seen)
+    assert alidpfl(*run_arguments(tmp_path / "run", federation__max_rounds=2)).exit_code == 0
+    told = [changes["completed"] for changes in shown if "completed" in changes and "description" not in changes]
+    assert told == sorted(told)
+    assert len(told) == 2 * (4 + 1)  # after each of four clients, and after the round
+    assert [done for done in told if done in (1, 2)] == [1, 1, 2, 2]
+    assert 0 < told[0] < told[1] < 1 < told[5] < told[6] < 2
 
 
 def test_on_a_pipe_every_evaluation_is_one_plain_line(tmp_path):

@@ -21,7 +21,7 @@ from alidpfl.federation.settings import Engine, Evaluation, FederationSettings, 
 from alidpfl.methods import Method
 from alidpfl.policies import Policy
 from alidpfl.privacy import FilteredLedger, GaussianRelease, Ledger, PlannedLedger, PrivacyBudget
-from alidpfl.types import ClientId, ClientPlan, NoiseKind, RoundRecord, StopReason
+from alidpfl.types import ClientId, ClientPlan, NoiseKind, OnShare, RoundRecord, StopReason
 
 
 def ledger_for(
@@ -132,13 +132,21 @@ class Federation:
         noise: NoiseKind = "gaussian",
         bytes_before: int = 0,
         around: Around = as_it_is,
+        on_share: OnShare = lambda _: None,
     ) -> "Federation":
         """All clients on this machine. `seed` None: secure randomness; `bytes_before`: traffic before round one."""
         if noise == "grid":
             first = method.numbers(method.start(), 0)
             check_grid(method.release, first.noise_multiplier, num_params(trained(model)))
         engine = Simulation(
-            model=model, method=method, data=data, seed=seed, processes=processes, device=device, noise=noise
+            model=model,
+            method=method,
+            data=data,
+            seed=seed,
+            processes=processes,
+            device=device,
+            noise=noise,
+            on_share=on_share,
         )
         return cls(
             model=model,

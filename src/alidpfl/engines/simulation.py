@@ -7,7 +7,7 @@ Memory grows with the clients of a round, not with all: a client that is not dra
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from alidpfl.engines.enrolment import check_enrolment
 from alidpfl.engines.runner import Runner, SimulationData
-from alidpfl.engines.workers import SharedWeights, Task, WorkerPool
+from alidpfl.engines.workers import SharedWeights, Task, TrainTask, WorkerPool
 from alidpfl.errors import ConfigError
 from alidpfl.federation.process import steady_arithmetic
 from alidpfl.federation.settings import Evaluation, Part
 from alidpfl.methods import Method
-from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind
+from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, OnShare
 
 _EVALUATION_ROWS = 1000  # in one piece, whatever the number of processes, so that sums have one order
 
@@ -45,6 +45,7 @@ class Simulation:
         processes: int | None = None,
         device: str = "cpu",
         noise: NoiseKind = "gaussian",
+        on_share: OnShare = lambda _: None,
     ) -> None:
         """Check model and method at once; worker processes start with the first round.
 
@@ -56,6 +57,7 @@ class Simulation:
             processes: None for one a core.
             device: "cpu" or "cuda"; the latter in this process only.
             noise: "grid" for exact noise, one record at a time.
+            on_share: told after every client what share of the round's training is done.
         """
         wanted = default_processes() if processes is None else processes
         if wanted < 1:
@@ -68,6 +70,7 @@ class Simulation:
             self._runner = Runner(model=model, method=method, data=data, seed=seed, device=device, noise=noise)
             check_enrolment(self._runner.model, data)
         self._data = data
+        self._on_share = on_share
         self._pool: WorkerPool | None = None
 
     def __enter__(self) -> "Simulation":
@@ -86,11 +89,28 @@ class Simulation:
 
     def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
         """Train these clients from `params`; the updates in the plans' order."""
+        tell = self._teller(plans)
         if self._processes == 1:
-            return [self._runner.train(params, plan) for plan in plans]
+            return [self._trained_here(params, task, tell) for task in enumerate(plans)]
         pool = self._ready_pool(len(plans), params)
-        updates = pool.run(enumerate(plans), longest_first=self._expected_work)
+        updates = pool.run(enumerate(plans), longest_first=self._expected_work, on_done=tell)
         return [replace(update, params=pool.weights.of_client(slot)) for slot, update in enumerate(updates)]
+
+    def _teller(self, plans: Sequence[ClientPlan]) -> Callable[[Task], None]:
+        """Tells, with every task that is done, the share of all: of the work, since clients have unequal sizes."""
+        work, done = sum(map(self._work, plans)), 0.0
+
+        def tell(task: Task) -> None:
+            nonlocal done
+            done += self._expected_work(task)
+            self._on_share(min(1.0, done / work))
+
+        return tell
+
+    def _trained_here(self, params: Tensor, task: TrainTask, on_done: Callable[[Task], None]) -> ClientUpdate:
+        update = self._runner.train(params, task[1])
+        on_done(task)
+        return update
 
     def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
         """Accuracy and mean loss on the part; None if there is no such data."""

@@ -70,8 +70,13 @@ class WorkerPool:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, tasks: Iterable[Task], longest_first: Callable[[Task], float] | None = None) -> list[Any]:
-        """Run all tasks, the longest first so that no process is left with it at the end.
+    def run(
+        self,
+        tasks: Iterable[Task],
+        longest_first: Callable[[Task], float] | None = None,
+        on_done: Callable[[Task], None] = lambda _: None,
+    ) -> list[Any]:
+        """Run all tasks, the longest first so that no process is left with it at the end; tell of each that is done.
 
         A task that fails leaves the pool usable. A worker that died, or Ctrl-C, closes it: answers would be left in
         its pipes, and the next tasks would get them.
@@ -79,7 +84,7 @@ class WorkerPool:
         tasks = list(tasks)
         order = sorted(range(len(tasks)), key=lambda i: -longest_first(tasks[i]) if longest_first else i)
         try:
-            results = self._results(tasks, order)
+            results = self._results(tasks, order, on_done)
         except BaseException:
             self.close()
             raise
@@ -88,7 +93,7 @@ class WorkerPool:
             raise failure
         return [results[number] for number in range(len(tasks))]
 
-    def _results(self, tasks: Sequence[Task], order: Iterable[int]) -> dict[int, Any]:
+    def _results(self, tasks: Sequence[Task], order: Iterable[int], on_done: Callable[[Task], None]) -> dict[int, Any]:
         """Answers by the tasks' numbers; after a failure no more tasks are begun."""
         waiting, idle, results = iter(order), list(self._pipes), {}
         has_failed = False
@@ -106,6 +111,7 @@ class WorkerPool:
                 idle.append(pipe)
                 has_failed |= isinstance(answer, BaseException)  # let the others finish: their pipes must be empty
                 results[number] = answer
+                on_done(tasks[number])
         return results
 
     @property
