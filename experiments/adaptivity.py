@@ -133,9 +133,15 @@ def _split(result: Result) -> tuple:
 
 
 def _at_limits(known: Mapping[str, Result]) -> str:
-    counts = _decided(known)
-    every = f"{counts.total()} rounds" if counts["other"] == 0 else f"{counts.total()} rounds but {counts['other']}"
-    return f"The step size was constant, and τ of `ali` at one of two limits in all of {every}."
+    by_run = [counts for result in known.values() if (counts := Counter(_deciders(result)))]
+    if not by_run:
+        return "The step size was constant."
+    every = sum(by_run, Counter())
+    most = max(by_run, key=lambda counts: counts["other"] / counts.total())
+    return (
+        f"The step size was constant, and τ of `ali` at one of two limits in all of {every.total()} rounds but "
+        f"{every['other']}; in no run in more than {most['other']} of {most.total()}."
+    )
 
 
 def _what_decided(known: Mapping[str, Result]) -> str:
