@@ -10,7 +10,8 @@ from alidpfl.reproduction.grid import cells, load_grid
 from alidpfl.reproduction.results import Result
 from alidpfl.reproduction.tables import Entry, Table, markdown_lines
 
-SEARCHES = Path(__file__).parent.parent / "results/tuning"
+RESULTS = Path(__file__).parent.parent / "results"
+SEARCHES = RESULTS / "tuning"
 _MIDDLE = {"method.clip_norm": 1.0, "method.learning_rate": 1.0}
 """The point of the search that has another on each side; the others are edges."""
 
@@ -27,6 +28,7 @@ def quoted(tables: Sequence[Table], known: Mapping[str, Result]) -> dict[str, st
         "searched": _best("mnist", lambda point: "data.pixel_range" not in point),
         "bytes": _best("mnist", lambda point: point.get("data.pixel_range") == [0.0, 255.0]),
         "adap": ", ".join(f"{accuracy:.2f}" for accuracy in adap.accuracies) if adap and adap.accuracies else "not run",
+        "largest_clip_norms": _largest_clip_norms(),
         "ali": "not run" if ali is None or ali.mean is None else f"{ali.mean:.2f} % (n = {len(ali.by_seed)})",
         **{f"quiet_{clip_norm:g}": _without_noise(clip_norm) for clip_norm in (1.0, 10.0, 100.0)},
         "quiet_small_step": _best("mnist-without-noise", lambda point: point == _MIDDLE),
@@ -35,6 +37,15 @@ def quoted(tables: Sequence[Table], known: Mapping[str, Result]) -> dict[str, st
         "early_ends": _early_ends(known),
         "tight": "\n".join(_tight(table_1)),
     }
+
+
+def _largest_clip_norms() -> str:
+    """Of Adap DP-FL, seed by seed, with the size of the client that had it: experiments/clip_norms.py."""
+    found = []
+    for line in lines(RESULTS / "clip_norms.jsonl"):
+        client = max(line["clients"], key=lambda one: one["largest_clip_norm"])
+        found.append(f"{client['largest_clip_norm']:.2f} at a client with {client['records']} records")
+    return ", ".join(found)
 
 
 def _reached(tables: Sequence[Table]) -> str:
