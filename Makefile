@@ -101,7 +101,7 @@ docs: $(SET_UP) ## Write docs/configuration.md anew
 
 site: $(SET_UP) ## Build the documents as a site, strictly: build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "read it: $(BIN)/python -m http.server -d build/site (or open build/site/index.html, without the search)"
+	@echo "read it: $(BIN)/python -m http.server -d build/site (or open build/site/index.html)"
 
 format: $(SET_UP) ## Format and fix what ruff can fix
 	$(BIN)/ruff format .

@@ -77,7 +77,7 @@ experiments/planner.
 IN_SHORT = """## In short
 
 - **Our recipes** at ε = 2 in 158 rounds, mean of {seeds} seeds, and the paper's ALI-DPFL: {recipes}.
-- **The paper's tables** with its network and its accountant: how many of its figures ours reach, {reached}.
+- **The paper's tables** with its network and its accountant: how many of its figures ours reach, {reached}. {which}
   [Where ours and the paper differ](#where-ours-and-the-paper-differ).
 - **Adaptivity**: `ali` most often beats `ratio`, and not the best fixed τ. That is no evidence for the bound: see below
   the table, and where a control was run, twice the pace without any signal, [it does as
@@ -101,8 +101,20 @@ def in_short(run: Sequence[Table], every: Sequence[grids.Grid], known: Mapping[s
         seeds=min(len(seeds) for seeds in found.values()),
         recipes=", ".join(told),
         reached=differences.in_short(run),
+        which=_which(run, every),
         adaptivity=adaptivity.answer(every, known),
     )
+
+
+def _which(run: Sequence[Table], every: Sequence[grids.Grid]) -> str:
+    """Which of the paper's tables were run, and which were not."""
+    were_run = {table.grid.name for table in run}
+    titles = {grid.name: grid.title.partition(":")[0] for grid in every}
+    done, left = (
+        " and ".join(title for name, title in titles.items() if (name in were_run) is is_run) or "none"
+        for is_run in (True, False)
+    )
+    return f"Run: {done}, most cells with one seed. Not run: {left}."
 
 
 def tables(run: Sequence[Table], every: Sequence[grids.Grid], known: Mapping[str, Result]) -> str:

@@ -108,6 +108,7 @@ def show(
         --plot split.svg
     """
     from alidpfl import data
+    from alidpfl.data.npz import TEST_FILE
 
     with progress_bar() as on_progress:
         dataset = _load(name, clients, data_dir, seed, on_progress)
@@ -128,6 +129,8 @@ def show(
             _print_names(dataset.client_names[:_MOST_COLUMNS])
     if small:
         _warn_of(small, sample_rate)
+    if any(TEST_FILE in shown for shown in dataset.shown):
+        typer.echo(f"note: without {TEST_FILE} a tenth of each client's samples is held out, and not counted", err=True)
 
 
 def _load(name: str, clients: int, data_dir: Path | None, seed: int, on_progress: OnProgress) -> "Dataset":

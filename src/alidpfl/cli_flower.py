@@ -53,7 +53,7 @@ def init(
       flwr run my-run my-superlink
     """
     from alidpfl.runs import load_config
-    from alidpfl.runs.build import make_parts
+    from alidpfl.runs.build import make_parts, make_settings
     from alidpfl.runs.flower import refuse_what_nodes_cannot
     from alidpfl.runs.flower_config import FlowerOptions
     from alidpfl.runs.flower_folder import write_app_folder
@@ -73,7 +73,8 @@ def init(
     if not simulation:
         refuse_what_nodes_cannot(settings, options, make_parts(settings).method)
         if settings.policy in ("ali", "corrected") and settings.method.heterogeneity is None:
-            told = f"policy {settings.policy!r} reads how much clients differ, which no split tells here: it is guessed"
+            guess = make_settings(settings, shows_private_data=False).heterogeneity
+            told = f"policy {settings.policy!r} reads how much clients differ, which no split tells: Γ = {guess:g} is guessed"
             typer.echo(f"note: {told}; set method.heterogeneity, or method.policy=ratio", err=True)
     path = write_app_folder(folder, settings, options)
     typer.echo(f"wrote {path}; the run will be kept in {options.out}. Next: flwr run {folder} <superlink> --stream")

@@ -82,6 +82,7 @@ def init(
         --sample-rate 0.04 --min-noise-multiplier 1.1 --max-clip-norm 1 \
         --max-steps-per-round 10
     """
+    from alidpfl.vault.accounts import budget_of
     from alidpfl.vault.enrolment import enrol
     from alidpfl.vault.policy import make_policy
 
@@ -113,7 +114,11 @@ def init(
         "validation": validation,
     }
     source = _source(data, num_classes, split)
-    enrolment = enrol(folder.absolute(), source, make_policy(values, "vault init", _flag))
+    policy = make_policy(values, "vault init", _flag)
+    enrolment = enrol(folder.absolute(), source, policy)
+    if (weakness := budget_of(policy).weakness(enrolment.num_records)) is not None:
+        way_back = f"The ledger keeps these terms for ever; nothing is spent yet: delete {folder} and enrol again"
+        typer.echo(f"warning: {weakness}. {way_back}", err=True)
     typer.echo(
         f"enrolled {enrolment.num_records} records (a number that is public from now on) in {folder}; read "
         f"{folder / 'policy.toml'}, then: alidpfl vault serve --dir {folder}"
@@ -229,6 +234,8 @@ def _print_status(told: dict[str, Any], folder: Path) -> None:
     table.add_row("being served", f"yes, by {told['served_by']}" if told["served_by"] else "no")
     table.add_row("records", str(told["num_records"]))
     table.add_row("ε spent", f"{rounded_up(told['epsilon_spent'])} of {told['epsilon']:g} at δ = {told['delta']:g}")
+    if told["weakness"] is not None:
+        table.add_row("WEAK", told["weakness"])
     table.add_row("ε left", rounded_down(told["epsilon_left"]))
     table.add_row(f"{told['charged']} spent, left", f"{told['units_spent']}, {told['units_left']}")
     rounds = f"{told['rounds_released']} in {told['runs']} runs"

@@ -17,12 +17,14 @@ from alidpfl._version import __version__
 from alidpfl.user_cache import user_cache
 
 _EXTRAS = {
-    "flower": "deployments (`alidpfl flower`, `alidpfl vault`)",
+    "vault": "keeping an owner's records and ledger (`alidpfl vault`)",
+    "flower": "deployments (`alidpfl flower`)",
     "report": "pictures (`--plot`)",
     "tensorboard": "`alidpfl run --tensorboard`",
 }
 _IMPORTS = {
-    "flower": "flwr.app, flwr.clientapp, flwr.serverapp, httpx, starlette.applications, uvicorn",
+    "vault": "httpx, starlette.applications, uvicorn",
+    "flower": "flwr.app, flwr.clientapp, flwr.serverapp",
     "report": "matplotlib.figure",
     "tensorboard": "tensorboard.summary.writer.event_file_writer",
 }
@@ -217,9 +219,9 @@ def _extras() -> Iterator[Finding]:
 
 
 def _failure_to_import(modules: str) -> str | None:
-    """In a process of its own: what they start, log or break stays there."""
+    """In a process of its own: what they start, log or break stays there. -P: no module of the folder one is in."""
     quiet = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", f"import {modules}"]
+    command = [sys.executable, "-P", "-c", f"import {modules}"]
     try:
         done = subprocess.run(  # noqa: S603 - our own words
             command, env=quiet, capture_output=True, text=True, errors="replace", timeout=_LONGEST_IMPORT, check=False

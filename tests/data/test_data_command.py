@@ -139,6 +139,14 @@ def test_show_warns_of_clients_whose_batches_are_mostly_empty(tmp_path):
     assert "warning" not in run("show", "npz", "--data-dir", tmp_path / "mine", "--sample-rate", "0.5").stderr
 
 
+def test_what_is_held_out_is_told(tmp_path):
+    folder = npz_folder(tmp_path, sizes=(100, 200))
+    told = "a tenth of each client's samples is held out"
+    assert told not in run("show", "npz", "--data-dir", folder).stderr
+    (folder / "test.npz").unlink()
+    assert told in run("show", "npz", "--data-dir", folder).stderr
+
+
 def test_show_as_json_for_each_partition(tmp_path):
     write_set(tmp_path, num_train=520, num_test=520, labels=np.arange(520) % 2)
     common = ("show", "mnist", "--data-dir", tmp_path, "--clients", "4", "--json")

@@ -161,7 +161,8 @@ def test_extras_install_what_they_are_for(wheel, tmp_path):
 
     def extras():
         told = json.loads(run(new / "alidpfl", "doctor", "--json"))
-        return {finding["what"]: finding["state"] for finding in told if finding["what"].startswith("extra: ")}
+        states = {finding["what"]: finding["state"] for finding in told}
+        return {what.removeprefix("extra: "): state for what, state in states.items() if what.startswith("extra: ")}
 
     def imports(module):
         command = [new / "python", "-c", f"import {module}"]
@@ -170,7 +171,7 @@ def test_extras_install_what_they_are_for(wheel, tmp_path):
         return done.returncode == 0
 
     install("report")
-    assert extras() == {"extra: report": "good", "extra: flower": "advice", "extra: tensorboard": "advice"}
+    assert extras() == {"report": "good", "vault": "advice", "flower": "advice", "tensorboard": "advice"}
     run(new / "alidpfl", *["plan", "--epsilon", "2", "--samples", "1000", "--max-rounds", "5", "--plot", "plan.svg"])
     assert (tmp_path / "plan.svg").stat().st_size > 1000
 
@@ -183,6 +184,6 @@ def test_extras_install_what_they_are_for(wheel, tmp_path):
     assert "local steps of every round" in run(new / "python", ROOT / "examples" / "read_runs.py")
 
     install("flower")
-    assert extras() == {"extra: report": "good", "extra: flower": "good", "extra: tensorboard": "advice"}
+    assert extras() == {"report": "good", "vault": "good", "flower": "good", "tensorboard": "advice"}
     run(new / "alidpfl", "flower", "certs", "keys")
     assert "SuperLink" in run(new / "flower-superlink", "--help")

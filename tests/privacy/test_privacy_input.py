@@ -106,6 +106,12 @@ def test_a_delta_that_lets_a_record_be_published_is_called_weak(delta, num_recor
     assert not weak or f"delta={delta:g} is not below 1/{num_records}" in found
 
 
+@pytest.mark.parametrize(("epsilon", "delta", "reasons"), [(10, 1e-5, 0), (10.1, 1e-5, 1), (10, 0.1, 1), (30, 0.1, 2)])
+def test_every_weakness_is_told(epsilon, delta, reasons):
+    found = PrivacyBudget(epsilon=epsilon, delta=delta).weakness(1000) or ""
+    assert ("epsilon=" in found) + ("delta=" in found) == reasons
+
+
 @pytest.mark.parametrize("ask", [lambda s: max_steps(GOOD, 0.1, 1.0, already_spent=s),
                                  lambda s: noise_multiplier_for(GOOD, 0.1, 1, already_spent=s)])  # fmt: skip
 def test_an_overspent_budget_says_what_was_spent(ask):

@@ -77,6 +77,22 @@ def test_init_status_serve(tmp_path, records):
     assert re.search(r"being served +│ no ", told.stdout)  # it was killed, and its lock file still has its name
 
 
+def test_a_budget_that_hides_next_to_nothing_is_told(tmp_path, records):
+    """The ledger keeps it for ever: before the first round is the time to say so."""
+    weak, strong = (
+        init(tmp_path / name, data=records, num_classes=3, epsilon=epsilon, delta=delta, min_noise_multiplier=2)
+        for name, epsilon, delta in (("weak", 30, 0.5), ("strong", 2, 1e-5))
+    )
+    assert (weak.exit_code, strong.exit_code) == (0, 0)
+    told = " ".join(weak.stderr.split())
+    assert "warning: epsilon=30 hides next to nothing" in told
+    assert "delta=0.5 is not below 1/40" in told
+    assert f"delete {tmp_path / 'weak'} and enrol again" in told
+    assert "warning" not in strong.stderr
+    shown = [alidpfl("vault", "status", "--dir", tmp_path / name).stdout for name in ("weak", "strong")]
+    assert ["WEAK" in one for one in shown] == [True, False]
+
+
 def test_the_program_in_the_documentation_talks_to_a_vault(tmp_path):
     folder = made_vault(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "vault.md").read_text(), re.DOTALL)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from alidpfl.inputs import checks
 
-_LARGE = 20.0  # ε: the odds of any conclusion about a record may then change by a factor of 10^8
+_LARGE = 10.0  # ε: above it the odds of any conclusion about a record may change by a factor of 20,000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +35,16 @@ class PrivacyBudget:
         >>> PrivacyBudget(epsilon=2.0, delta=1e-5).weakness(6000) is None
         True
         """
+        reasons = []
         if self.epsilon > _LARGE:
-            return f"epsilon={self.epsilon:g} hides next to nothing; usual values lie between 0.1 and 10"
-        if self.delta < 1 / num_records:
-            return None
-        return (
-            f"delta={self.delta:g} is not below 1/{num_records}, and a client has {num_records} records: publishing "
-            "each record with probability delta would be allowed, which is one record of that client or more on "
-            f"average; take a delta well below, such as {0.01 / num_records:.0e}"
-        )
+            reasons.append(f"epsilon={self.epsilon:g} hides next to nothing; usual values lie between 0.5 and 4")
+        if self.delta >= 1 / num_records:
+            reasons.append(
+                f"delta={self.delta:g} is not below 1/{num_records}, and a client has {num_records} records: "
+                "publishing each record with probability delta would be allowed, which is one record of that client or "
+                f"more on average; take a delta well below, such as {0.01 / num_records:.0e}"
+            )
+        return "; ".join(reasons) or None
 
 
 def checked_delta(delta: object) -> float:

@@ -91,15 +91,15 @@ def filter_order(policy: Policy) -> int | None:
     """The Rényi order to fix at enrolment: the one that pays for most units at the terms. None where none is needed."""
     if policy.accounting.kind != "filter":
         return None
-    return RdpFilter.for_plan(_budget(policy), charged_rate(policy), policy.terms.min_noise_multiplier).order
+    return RdpFilter.for_plan(budget_of(policy), charged_rate(policy), policy.terms.min_noise_multiplier).order
 
 
 def make_account(policy: Policy, order: int | None) -> Account:
     """A fresh account on the policy's terms; BudgetExceededError if they do not pay for one unit."""
     if order is not None:
-        return FilterAccount(_budget(policy), order)
+        return FilterAccount(budget_of(policy), order)
     noise_multiplier, accountant = policy.terms.min_noise_multiplier, policy.accounting.accountant
-    return PlannedAccount(_budget(policy), charged_rate(policy), noise_multiplier, accountant)
+    return PlannedAccount(budget_of(policy), charged_rate(policy), noise_multiplier, accountant)
 
 
 def charged_rate(policy: Policy, sample_rate: float | None = None) -> float:
@@ -109,5 +109,6 @@ def charged_rate(policy: Policy, sample_rate: float | None = None) -> float:
     return policy.terms.sample_rate if sample_rate is None else sample_rate
 
 
-def _budget(policy: Policy) -> PrivacyBudget:
+def budget_of(policy: Policy) -> PrivacyBudget:
+    """What the data set may ever spend."""
     return PrivacyBudget(epsilon=policy.budget.epsilon, delta=policy.budget.delta)

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from alidpfl.vault.accounts import charged_rate
+from alidpfl.vault.accounts import budget_of, charged_rate
 from alidpfl.vault.enrolment import Enrolment
 from alidpfl.vault.folder import RefusalLog, VaultFolder
 from alidpfl.vault.ledger import Book
@@ -38,6 +38,7 @@ def _described(enrolment: Enrolment, policy: Policy, book: Book, head: str, refu
         "num_records": enrolment.num_records,
         "epsilon": policy.budget.epsilon,
         "delta": policy.budget.delta,
+        "weakness": budget_of(policy).weakness(enrolment.num_records),
         "epsilon_spent": spent,
         "epsilon_left": max(0.0, policy.budget.epsilon - spent),
         "accounting": policy.accounting.kind,
