@@ -74,8 +74,8 @@ def init(
         refuse_what_nodes_cannot(settings, options, make_parts(settings).method)
         if settings.policy in ("ali", "corrected") and settings.method.heterogeneity is None:
             guess = make_settings(settings, shows_private_data=False).heterogeneity
-            told = f"policy {settings.policy!r} reads how much clients differ, which no split tells here"
-            typer.echo(f"note: {told}: {guess:g} is guessed; set method.heterogeneity, or method.policy=ratio", err=True)
+            told = f"note: policy {settings.policy!r} reads how much clients differ, which no split tells here"
+            typer.echo(f"{told}: {guess:g} is a guess, set method.heterogeneity, or method.policy=ratio", err=True)
     path = write_app_folder(folder, settings, options)
     typer.echo(f"wrote {path}; the run will be kept in {options.out}. Next: flwr run {folder} <superlink> --stream")
 

@@ -139,6 +139,6 @@ def test_what_nodes_cannot_run_is_refused_before_it_is_submitted(tmp_path):
 
 
 def test_a_policy_that_would_guess_how_clients_differ_says_so(tmp_path):
-    assert "set method.heterogeneity" in alidpfl("flower", "init", tmp_path / "a", "--nodes", "3").stderr
+    assert "5 is a guess, set method.heterogeneity" in alidpfl("flower", "init", tmp_path / "a", "--nodes", "3").stderr
     told = alidpfl("flower", "init", tmp_path / "b", "--nodes", "3", "--set", "method.heterogeneity=1")
     assert (told.exit_code, told.stderr) == (0, "")
