@@ -266,6 +266,13 @@ def test_a_data_set_that_was_not_searched_is_named(store):
     assert "Not searched for yet, at the defaults: cifar10." in caption
 
 
+def test_a_caption_is_of_what_the_table_has(store):
+    grid = load_grid("small")
+    caption = make_table(grid, cells(grid, datasets=["mnist"], methods=["ours:ali"]), store.all()).caption
+    assert "mnist: C = 1, η = 1 (ours:ali)." in caption
+    assert "cifar10" not in caption
+
+
 def test_a_line_that_was_corrected_replaces_what_is_stored(store, tmp_path):
     (cell,) = cells(load_grid("small"), datasets=["mnist"], columns=["R_s = R_c"], methods=["adap_dpfl"])
     store.add(made_result(cell, 50.0))

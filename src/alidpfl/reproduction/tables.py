@@ -106,7 +106,13 @@ class Table:
 
     @property
     def _tuned(self) -> str:
-        return "; ".join(f"{dataset}: {_listed(settings)}" for dataset, settings in self.grid.tuned.items())
+        """Of what stands in this table."""
+        here = {(entry.dataset, entry.method) for entry in self.entries}
+        chosen = {
+            dataset: {method: values for method, values in settings.items() if (dataset, method) in here}
+            for dataset, settings in self.grid.tuned.items()
+        }
+        return "; ".join(f"{dataset}: {_listed(settings)}" for dataset, settings in chosen.items() if settings)
 
 
 def make_table(grid: Grid, listed: Iterable[Cell], known: Mapping[str, Result]) -> Table:
