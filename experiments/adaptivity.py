@@ -133,7 +133,7 @@ def _split(result: Result) -> tuple:
 
 
 def _at_limits(known: Mapping[str, Result]) -> str:
-    by_run = [counts for result in known.values() if (counts := Counter(_deciders(result)))]
+    by_run = _decided(known)
     if not by_run:
         return "The step size was constant."
     every = sum(by_run, Counter())
@@ -146,7 +146,7 @@ def _at_limits(known: Mapping[str, Result]) -> str:
 
 def _what_decided(known: Mapping[str, Result]) -> str:
     """Whether `ali`'s τ was ever Lemma 2's own, or one of the two limits that it is held to."""
-    counts = _decided(known)
+    counts = sum(_decided(known), Counter())
     if not counts:
         return ""
     limits = (
@@ -157,9 +157,9 @@ def _what_decided(known: Mapping[str, Result]) -> str:
     return f"**What decided `ali`'s τ.** {limits} {WHY_LIMITS}"
 
 
-def _decided(known: Mapping[str, Result]) -> Counter[str]:
-    """In how many rounds which limit, or Lemma 2 itself, was `ali`'s τ."""
-    return Counter(kind for result in known.values() for kind in _deciders(result))
+def _decided(known: Mapping[str, Result]) -> list[Counter[str]]:
+    """Run by run, in how many rounds which limit, or Lemma 2 itself, was `ali`'s τ."""
+    return [counts for result in known.values() if (counts := Counter(_deciders(result)))]
 
 
 def _deciders(result: Result) -> Iterator[str]:

@@ -191,6 +191,12 @@ def test_flower_that_does_not_import_is_broken(monkeypatch, tmp_path):
     assert "--force-reinstall" in found.remedy
 
 
+def test_a_module_in_the_folder_one_is_in_breaks_nothing(monkeypatch, tmp_path):
+    (tmp_path / "uvicorn.py").write_text("raise ImportError('somebody else')")
+    monkeypatch.chdir(tmp_path)
+    assert seen_by(doctor._extras)["extra: vault"].state == doctor.State.GOOD
+
+
 @pytest.mark.parametrize("has_own", [True, False])
 def test_flowers_programs_must_be_on_the_path(monkeypatch, tmp_path, has_own):
     monkeypatch.setenv("PATH", "/nowhere")
