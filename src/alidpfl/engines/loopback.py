@@ -44,7 +44,7 @@ class Loopback:
         self.folder, self.nodes = folder.absolute(), nodes
         self._insecure, self._simulation = insecure or simulation, simulation
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.port = _free_port()
+        self.port = free_port()
         self.keys, self._home = self.folder / "keys", self.folder / "flwr"
         bin_folder = str(Path(sys.executable).parent)
         self.environment = {
@@ -151,7 +151,7 @@ class Loopback:
         mode = ["--simulation"] if self._simulation else ["--database", self.folder / "superlink.db"]
         command = ["flower-superlink", "--host", _HOST, "--port", str(self.port), *trust, *mode]
         self.start("superlink", [*command, "--disable-runtime-dependency-installation"])
-        self.wait_until("superlink", lambda: _accepts(self.port))
+        self.wait_until("superlink", lambda: accepts(self.port))
 
     def register_nodes(self) -> None:
         """Tell the SuperLink the nodes' public keys."""
@@ -171,12 +171,14 @@ class Loopback:
         """Until it answers."""
         self.wait_until(f"serve-{client}", lambda: _listens(self.vault_folder(client) / SOCKET))
 
-    def start_node(self, client: int, *, trust: Sequence[str | Path] | None = None) -> None:
-        """A SuperNode in front of a client's vault."""
+    def start_node(
+        self, client: int, *, trust: Sequence[str | Path] | None = None, superlink: str | None = None
+    ) -> None:
+        """A SuperNode in front of a client's vault; it calls the SuperLink, or what stands at another address."""
         tls = ["--root-certificates", self.keys / AUTHORITY]
         safe = [*tls, "--auth-supernode-private-key", self.keys / f"node_{client + 1}"]
         settings = f'partition-id={client} vault-socket="{self.vault_folder(client) / SOCKET}"'
-        command = ["flower-supernode", "--superlink", self.address, "--port", str(_free_port())]
+        command = ["flower-supernode", "--superlink", superlink or self.address, "--port", str(free_port())]
         how = trust if trust is not None else (["--insecure"] if self._insecure else safe)
         self.start(f"node-{client}", [*command, *how, "--node-config", settings])
 
@@ -222,13 +224,15 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on at the moment."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])
 
 
-def _accepts(port: int) -> bool:
+def accepts(port: int) -> bool:
+    """Whether somebody listens there."""
     with socket.socket() as probe:
         return probe.connect_ex((_HOST, port)) == 0
 

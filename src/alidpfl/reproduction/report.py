@@ -45,7 +45,7 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
             made.append(table)
             caveats += _caveats(table)
             charts += list(_charts(table, known))
-    splits, absent = splits_of(_run_cells(made, known))
+    splits, absent = splits_of(cell for table in made for cell in _run_cells(table, known))
     if absent:
         caveats.append(
             f"Who holds what is not shown of {', '.join(absent)}: these data cannot be read on this machine."
@@ -71,18 +71,16 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
     )
 
 
-def _run_cells(made: Sequence[Table], known: Mapping[str, Result]) -> Iterator[Cell]:
-    """Of the first seed, without the search for settings."""
-    for table in made:
-        if table.grid.name != SEARCH:
-            yield from (cell for cell in cells(table.grid) if cell.key in known)
+def _run_cells(table: Table, known: Mapping[str, Result]) -> list[Cell]:
+    """Of the first seed; none of the search for settings, which is no figure of the paper's."""
+    return [] if table.grid.name == SEARCH else [cell for cell in cells(table.grid) if cell.key in known]
 
 
 def _charts(table: Table, known: Mapping[str, Result]) -> Iterator[ResultChart]:
-    if table.grid.name == SEARCH:  # how the settings were chosen: no figure of the paper's
+    if table.grid.name == SEARCH:
         return
     first = {method.name: (method.accountants or table.grid.accountants)[0] for method in table.grid.methods}
-    run = [cell for cell in cells(table.grid) if cell.key in known and cell.accountant == first[cell.method]]
+    run = [cell for cell in _run_cells(table, known) if cell.accountant == first[cell.method]]
     yield from _fixed_charts(table)
     yield from _sequence_charts(table, run, known)
     yield from _accuracy_charts(table, run, known)
