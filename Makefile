@@ -10,6 +10,8 @@ SET_UP := $(VENV)/.set-up
 SET_UP_BENCH := $(VENV)/.set-up-bench
 SET_UP_FLOWER := $(VENV)/.set-up-flower
 
+.NOTPARALLEL:  # two set-ups at once would install into one environment
+
 .PHONY: help run demo-flower test lint types contracts unit test-slow nightly fuzz soak audit-dependencies mutants bench \
 	bench-round bench-accounting bench-grid bench-features bench-softmax bench-flower docs site format clean
 

@@ -20,8 +20,7 @@ test = (digits.test.inputs[:2000], digits.test.targets[:2000])
 print("records:", [len(own) for own in rows], "of shape", tuple(inputs.shape[1:]))
 
 # %% [markdown]
-# BatchNorm mixes samples, and would be refused with the reason; GroupNorm does not. The step size was chosen among
-# three on other drawings than those tested on here; clipped gradients bear a large one.
+# BatchNorm mixes samples, and would be refused with the reason; GroupNorm does not. Clipped gradients bear large steps.
 
 # %%
 model = nn.Sequential(

@@ -3,15 +3,12 @@
 In a cell all methods have the same split, first weights, batches and noise for a seed, so that differences are paired.
 """
 
-import functools
 import statistics
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from alidpfl.policies import Decision, Situation, paced
-from alidpfl.policies.pace import even_steps
-from alidpfl.privacy import MAX_STEPS, PrivacyBudget, max_steps
+import deciders
+
 from alidpfl.reproduction.grid import MOST_SEEDS, Grid, cells
 from alidpfl.reproduction.report import FIXED
 from alidpfl.reproduction.results import Result
@@ -27,21 +24,21 @@ have, chosen after the fact, by these very accuracies: nobody can know it before
 Keep in mind: every method has the C and η that the search found for it. On Fashion-MNIST and CIFAR-10 these differ
 (`ratio`, `ali` and `corrected` have another point than the paper's rule and a τ of 2 or more, and on Fashion-MNIST than
 τ = 1), so that not all of a difference there is τ's. And C and η are those of R_s = R_c, where all these rules take
-few steps a round. They serve the other columns too, and with more steps a round the same η is too large: `ratio` gets
-worse where it may spend more. So in the columns R_c/2 and R_c/5, and by `pld`, a part of what a rule gains on
-`ratio`, and of what τ = 1 gains on everything, is that it moves less.
+few steps a round. They serve the other columns too, and with more steps a round the same η can be too large: from R_c/2
+to R_c/5 `ratio` gets worse although it may spend more, but on Fashion-MNIST by the paper's accountant, where it gets
+better. Where it gets worse, a part of what a rule gains on `ratio`, and of what τ = 1 gains on everything, is that it
+moves less.
 """
 
 OVERALL = """Over all of it, each pair of runs once, and only pairs whose τ differ: where all τ are the same, C and η
 make the difference, or nothing does. "Mean" is the mean over cells of their means over seeds.
 """
 
-WHY_LIMITS = """The private curvature is so small that Lemma 2 nearly always asks for more than the cap: what acts is
-*whether* it is resolved, hardly its value. So what `ali` gains on `ratio` here is most likely what spending early gains
-at a step size that is too large for `ratio`. The control, as early without any signal, was run
-[elsewhere](#which-policy-wins-where), not in these cells. Either way it is no evidence for the bound."""
+CONTROL = """**The control.** `early` spends at `ali`'s cap, twice the even pace, from the first round on, looking at no
+signal. C and η are `ali`'s ([control.toml](../experiments/control.toml)); in cells of Table I:
+"""
 
-_YARDSTICK = "ours:ratio"
+_YARDSTICK, _CONTROL = "ours:ratio", "early"
 _RULES = {"ours:ali": "`ali`", "ours:corrected": "`corrected`", "ali_dpfl": "paper's rule (un-noised)"}
 _BEST = "best fixed τ"
 Seeds = Mapping[int, Result]
@@ -101,7 +98,7 @@ def section(grids: Sequence[Grid], known: Mapping[str, Result]) -> str:
     head = ["table", "data set", "column", "accountant", "`ratio`", f"{_BEST} - `ratio`", *against]
     lines = markdown_lines(head, rows)
     wins = _wins(tallies, list(tallies))
-    return "\n".join([HEAD, *lines, "", OVERALL, *wins, "", _how_far_alike(tallies), "", _what_decided(known), ""])
+    return "\n".join([HEAD, *lines, "", OVERALL, *wins, "", _how_far_alike(tallies), "", deciders.section(known), ""])
 
 
 def answer(grids: Sequence[Grid], known: Mapping[str, Result]) -> str:
@@ -111,7 +108,25 @@ def answer(grids: Sequence[Grid], known: Mapping[str, Result]) -> str:
     found = [pair for pair in wanted if pair in tallies]
     if not found:
         return "No cell has been run yet."
-    return "\n".join([*_wins(tallies, found), "", f"{_how_far_alike(tallies)} {_at_limits(known)}"])
+    return "\n".join([*_wins(tallies, found), "", f"{_how_far_alike(tallies)} {deciders.in_short(known)}"])
+
+
+def control(table: Grid, beside: Grid, known: Mapping[str, Result]) -> str:
+    """`ali` against its control, in the cells of `table` that `beside` has run; empty where it has none."""
+    rows: list[list[str]] = []
+    tallies: _Tallies = {}
+    methods = _by_place(table, known)
+    for (_, *place), runs in _by_place(beside, known).items():
+        early, ours = runs[_CONTROL], methods.get((table.name, *place), {})
+        if {"ours:ali", _YARDSTICK} <= ours.keys():
+            pairs = {("`ali`", "`early`"): (ours["ours:ali"], early), ("`early`", "`ratio`"): (early, ours[_YARDSTICK])}
+            shown = [_against(*pair, tallies.setdefault(names, _Tally())) for names, pair in pairs.items()]
+            rows.append([*place, f"{_mean(early):.2f} (n = {len(early)})", *shown])
+    if not rows:
+        return ""
+    head = ["data set", "column", "accountant", "`early`", "`ali` - `early`", "`early` - `ratio`"]
+    found = [names for names, tally in tallies.items() if tally.differences]
+    return "\n".join([CONTROL, *markdown_lines(head, rows), "", *_wins(tallies, found), ""])
 
 
 def _wins(tallies: _Tallies, pairs: Sequence[tuple[str, str]]) -> list[str]:
@@ -130,70 +145,6 @@ def _split(result: Result) -> tuple:
     """Who holds what: all that tells two splits apart."""
     told_by = ("data.name", "data.partition", "data.dirichlet_beta", "run.seed")
     return tuple(result.settings.get(name) for name in told_by)
-
-
-def _at_limits(known: Mapping[str, Result]) -> str:
-    by_run = _decided(known)
-    if not by_run:
-        return "The step size was constant."
-    every = sum(by_run, Counter())
-    most = max(by_run, key=lambda counts: counts["other"] / counts.total())
-    return (
-        f"The step size was constant, and τ of `ali` at one of two limits in all of {every.total()} rounds but "
-        f"{every['other']}; in no run in more than {most['other']} of {most.total()}."
-    )
-
-
-def _what_decided(known: Mapping[str, Result]) -> str:
-    """Whether `ali`'s τ was ever Lemma 2's own, or one of the two limits that it is held to."""
-    counts = sum(_decided(known), Counter())
-    if not counts:
-        return ""
-    limits = (
-        f"In {counts.total()} rounds where R_c > R_s, τ was the cap, twice the even pace, in {counts['cap']}; the even "
-        f"pace, taken while the curvature does not stand out of its noise, in {counts['pace']}; the two are the same "
-        f"number in {counts['both']}; and anything else, a τ that Lemma 2 itself chose, in {counts['other']}."
-    )
-    return f"**What decided `ali`'s τ.** {limits} {WHY_LIMITS}"
-
-
-def _decided(known: Mapping[str, Result]) -> list[Counter[str]]:
-    """Run by run, in how many rounds which limit, or Lemma 2 itself, was `ali`'s τ."""
-    return [counts for result in known.values() if (counts := Counter(_deciders(result)))]
-
-
-def _deciders(result: Result) -> Iterator[str]:
-    told = result.settings
-    if told.get("method.policy") != "ali":
-        return
-    budget = PrivacyBudget(epsilon=told["privacy.epsilon"], delta=told["privacy.delta"])
-    rate, rounds = told["privacy.sample_rate"], told["federation.max_rounds"]
-    steps = _affordable(budget, rate, result.noise_multiplier, told["privacy.accountant"])
-    if steps <= rounds:  # Lemma 1 decides
-        return
-    spent = 0
-    for number, taken in enumerate(result.local_steps):
-        if spent >= steps:
-            return
-        situation = Situation(**_ANY, round=number, max_rounds=rounds, max_steps=steps, steps_spent=spent)
-        cap, pace = paced(Decision(local_steps=MAX_STEPS, why=""), situation).local_steps, even_steps(situation)
-        yield ("both" if cap == pace else "cap") if taken == cap else "pace" if taken == pace else "other"
-        spent += taken
-
-
-_affordable = functools.cache(lambda budget, rate, noise, name: max_steps(budget, rate, noise, accountant=name))
-_ANY = {
-    "previous_steps": 1,
-    "num_params": 1,
-    "clip_norm": 1.0,
-    "noise_multiplier": 1.0,
-    "sample_rate": 0.5,
-    "learning_rate": 1.0,
-    "expected_batch_size": 1.0,
-    "weight_concentration": 1.0,
-    "heterogeneity": 0.0,
-}
-"""What neither limit depends on."""
 
 
 def _compared(grids: Sequence[Grid], known: Mapping[str, Result]) -> tuple[list[list[str]], _Tallies]:

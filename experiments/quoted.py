@@ -27,8 +27,7 @@ def quoted(tables: Sequence[Table], known: Mapping[str, Result]) -> dict[str, st
         "reached": _reached(tables),
         "searched": _best("mnist", lambda point: "data.pixel_range" not in point),
         "bytes": _best("mnist", lambda point: point.get("data.pixel_range") == [0.0, 255.0]),
-        "adap": ", ".join(f"{accuracy:.2f}" for accuracy in adap.accuracies) if adap and adap.accuracies else "not run",
-        "largest_clip_norms": _largest_clip_norms(),
+        "adap": _adap(adap) if adap and adap.accuracies else "not run",
         "ali": "not run" if ali is None or ali.mean is None else f"{ali.mean:.2f} % (n = {len(ali.by_seed)})",
         **{f"quiet_{clip_norm:g}": _without_noise(clip_norm) for clip_norm in (1.0, 10.0, 100.0)},
         "quiet_small_step": _best("mnist-without-noise", lambda point: point == _MIDDLE),
@@ -39,13 +38,17 @@ def quoted(tables: Sequence[Table], known: Mapping[str, Result]) -> dict[str, st
     }
 
 
-def _largest_clip_norms() -> str:
-    """Of Adap DP-FL, seed by seed, with the size of the client that had it: experiments/clip_norms.py."""
-    found = []
-    for line in lines(RESULTS / "clip_norms.jsonl"):
-        client = max(line["clients"], key=lambda one: one["largest_clip_norm"])
-        found.append(f"{client['largest_clip_norm']:.2f} at a client with {client['records']} records")
-    return ", ".join(found)
+def _adap(entry: Entry) -> str:
+    """Adap DP-FL seed by seed: accuracy, and the clients whose C left its floor (experiments/clip_norms.py)."""
+    floor = load_grid("small").tuned["mnist"]["adap_dpfl"]["method.options.smallest_clip_norm"]
+    found = {line["seed"]: line for line in lines(RESULTS / "clip_norms.jsonl")}
+    told = []
+    for seed, accuracy in entry.by_seed.items():
+        clients = sorted((one["records"], one["largest_clip_norm"]) for one in found[seed]["clients"])
+        lifted = [f"{norm:.2f} with {records} records" for records, norm in clients if norm > floor]
+        rounds = found[seed]["rounds"]
+        told.append(f"seed {seed}: {accuracy:.2f} %, C within {rounds} rounds up to {', '.join(lifted) or floor}")
+    return "; ".join(told)
 
 
 def _reached(tables: Sequence[Table]) -> str:

@@ -1,6 +1,7 @@
 """Write docs/results.md from what is in results/: `python experiments/report.py`."""
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from alidpfl.reproduction.results import Result, read_results
 from alidpfl.reproduction.tables import Table, as_markdown, table_so_far
 
 ROOT = Path(__file__).parent.parent
+CONTROL = str(ROOT / "experiments/control.toml")
 DATASETS = ("mnist", "fashion_mnist", "cifar10")
 
 HEAD = """# Results
@@ -110,11 +112,12 @@ def _which(run: Sequence[Table], every: Sequence[grids.Grid]) -> str:
     """Which of the paper's tables were run, and which were not."""
     were_run = {table.grid.name for table in run}
     titles = {grid.name: grid.title.partition(":")[0] for grid in every}
-    done, left = (
-        " and ".join(title for name, title in titles.items() if (name in were_run) is is_run) or "none"
-        for is_run in (True, False)
-    )
-    return f"Run: {done}, most cells with one seed. Not run: {left}."
+    done = [title for name, title in titles.items() if name in were_run]
+    left = [title for name, title in titles.items() if name not in were_run]
+    seeds = Counter(len(entry.by_seed) for table in run for entry in table.entries if entry.by_seed)
+    counts = ", ".join(f"{count} with {number}" for number, count in sorted(seeds.items()))
+    told = f" ({seeds.total()} cells: {counts} seeds)" if seeds else ""
+    return f"Run: {' and '.join(done) or 'none'}{told}. Not run: {' and '.join(left) or 'none'}."
 
 
 def tables(run: Sequence[Table], every: Sequence[grids.Grid], known: Mapping[str, Result]) -> str:
@@ -123,7 +126,12 @@ def tables(run: Sequence[Table], every: Sequence[grids.Grid], known: Mapping[str
     tried = (ROOT / "experiments/differences.md").read_text()
     differing = differences.section(run, tried, quoted(run, known))
     drawn = figures.section(run, known)
-    return "\n".join([TABLES, *shown, _search(), drawn, differing, adaptivity.section(every, known)])
+    worth_it = [adaptivity.section(every, known), adaptivity.control(_table_1(every), grids.load_grid(CONTROL), known)]
+    return "\n".join([TABLES, *shown, _search(), drawn, differing, *filter(None, worth_it)])
+
+
+def _table_1(every: Sequence[grids.Grid]) -> grids.Grid:
+    return next(grid for grid in every if grid.name == "small")
 
 
 def _search() -> str:
@@ -283,7 +291,7 @@ def report() -> str:
     notes = (ROOT / "experiments/notes.md").read_text()
     tried = (ROOT / "experiments/beyond.md").read_text()
     every = [grids.load_grid(name) for name in grids.NAMES if name != grids.SEARCH]
-    known = {key: result for grid in every for key, result in _stored(grid).items()}
+    known = {key: result for grid in [*every, grids.load_grid(CONTROL)] for key, result in _stored(grid).items()}
     run = [table for grid in every if (table := table_so_far(grid, known)) is not None]
     return "\n".join(
         [

@@ -129,7 +129,7 @@ def show(
             _print_names(dataset.client_names[:_MOST_COLUMNS])
     if small:
         _warn_of(small, sample_rate)
-    if any(TEST_FILE in shown for shown in dataset.shown):
+    if dataset.test_is_held_out:
         typer.echo(f"note: without {TEST_FILE} a tenth of each client's samples is held out, and not counted", err=True)
 
 

@@ -117,7 +117,8 @@ def init(
     policy = make_policy(values, "vault init", _flag)
     enrolment = enrol(folder.absolute(), source, policy)
     if (weakness := budget_of(policy).weakness(enrolment.num_records)) is not None:
-        way_back = f"The ledger keeps these terms for ever; nothing is spent yet: delete {folder} and enrol again"
+        places = f"{folder} and {anchor}" if anchor else str(folder)
+        way_back = f"The ledger keeps these terms for ever; nothing is spent yet: delete {places}, and enrol again"
         typer.echo(f"warning: {weakness}. {way_back}", err=True)
     typer.echo(
         f"enrolled {enrolment.num_records} records (a number that is public from now on) in {folder}; read "

@@ -1,4 +1,4 @@
-"""The values that travel between server, clients, policies and records. No behaviour, no torch at import."""
+"""The values that travel between server, clients, policies and records. Hardly any behaviour, no torch at import."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,6 +13,11 @@ OnProgress: TypeAlias = Callable[[str, float], None]
 
 OnShare: TypeAlias = Callable[[float], None]
 """Told the share that is done, by work that has one name only."""
+
+
+def tell_nobody(_: object) -> None:
+    """For who is not to be told."""
+
 
 ClientId: TypeAlias = int
 """Number of a client, from 0."""

@@ -25,12 +25,13 @@ def _workers() -> list[int]:
 
 
 def test_an_error_in_a_client_quotes_no_data_and_spares_the_pool():
-    data = made_data()
-    with simulation(2, data=data) as engine:
+    data, shares = made_data(), []
+    with simulation(2, data=data, on_share=shares.append) as engine:
         data.targets[data.clients[2]] = _SECRET  # after enrolment, which would refuse it
-        plans = [plan(client) for client in range(5)]
+        plans = [plan(client, steps=30 if client == 2 else 1) for client in range(5)]
         with pytest.raises(AliDpflError) as caught:
             engine.train(zeros(), plans)
+        assert all(share < 0.5 for share in shares)  # what failed is not told as done
         assert str(_SECRET) not in str(caught.value)
         assert caught.value.__cause__ is None
         assert caught.value.__context__ is None

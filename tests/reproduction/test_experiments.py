@@ -19,6 +19,7 @@ from .made import made_result, overall
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 import adaptivity  # noqa: E402
+import deciders  # noqa: E402
 import differences  # noqa: E402
 import figures  # noqa: E402
 import quoted  # noqa: E402
@@ -376,11 +377,39 @@ def test_what_decided_the_steps_of_ali_is_counted():
     listed = {c.column: c for c in cells(grid, datasets=["mnist"], methods=["ours:ali"], accountants=["rdp-paper"])}
     half = made_result(listed["R_s = R_c/2"], 90.0)
     known = {half.key: dataclasses.replace(half, noise_multiplier=1.1, local_steps=[1, 4, 3])}
-    told = adaptivity._what_decided(known)
+    told = deciders.section(known)
     assert "In 3 rounds" in told
     assert "twice the even pace, in 1;" in told
     assert "of its noise, in 1;" in told
     assert "itself chose, in 1." in told
+    assert "below the cap in 1 of 2 rounds (mnist, Dir(0.05), seed 0: 1 of 2; in none of the 0 other splits)" in told
+    at_the_cap = {half.key: dataclasses.replace(half, noise_multiplier=1.1, local_steps=[1, 4])}
+    assert "below the cap in 0 of 1 rounds (in no split)" in deciders.in_short(at_the_cap)
     twice = made_result(listed["R_s = 2 R_c"], 90.0)
     lemma_1 = {twice.key: dataclasses.replace(twice, noise_multiplier=1.1, local_steps=[1, 1])}
-    assert adaptivity._what_decided(lemma_1) == ""
+    assert deciders.section(lemma_1) == ""
+    assert deciders.in_short(lemma_1) == "The step size was constant."
+
+
+def test_ali_is_held_against_its_control_in_the_same_cells():
+    grid, known = made({"ours:ali": 96.5, "ours:ratio": 94.0}, seeds=2)
+    beside = load_grid(str(ROOT / "experiments" / "control.toml"))
+    assert adaptivity.control(grid, beside, known) == ""
+    chosen = cells(beside, seeds=2, datasets=["mnist"], columns=[COLUMN], accountants=["rdp-paper"])
+    for cell, accuracy, steps in zip(chosen, (97.0, 94.5), ([7], [8]), strict=True):
+        known[cell.key] = dataclasses.replace(made_result(cell, accuracy), local_steps=steps)
+    told = adaptivity.control(grid, beside, known)
+    row = ["95.75 (n = 2)", "+0.25 (1 better, 1 worse)", "+2.25 (2 better, 0 worse)"]
+    assert columns(told, "| mnist | R_s = R_c/2 | rdp-paper |")[3:] == row
+    assert overall(told, "`ali`", "`early`")[:4] == ["2", "1", "1", "+0.25"]
+
+
+def test_the_control_differs_from_ali_in_its_rule_alone():
+    table, beside = load_grid("small"), load_grid(str(ROOT / "experiments" / "control.toml"))
+    rule = {"method.policy", "method.local_steps", "method.policy_options.pace_limit"}
+    places = {"seeds": 3, "columns": ["R_s = R_c/2", "R_s = R_c/5"], "datasets": ["mnist", "fashion_mnist"]}
+    ours, theirs = cells(table, methods=["ours:ali"], **places), cells(beside, **places)
+    for one, other in zip(ours, theirs, strict=True):
+        assert {key: value for key, value in other.settings if key not in rule} == {
+            key: value for key, value in one.settings if key not in rule
+        }

@@ -192,7 +192,7 @@ def test_a_rehearsal_looks_at_zeros_and_not_at_records(monkeypatch):
 
 def test_a_delta_too_large_for_the_smallest_client_is_warned_of():
     weakness = prepare(config(privacy__delta=0.02)).weakness
-    assert re.search(r"delta=0\.02 is not below 1/\d+, and a client has \d+ records", weakness)
+    assert re.search(r"delta=0\.02 is not below 1/\d+ for a data set of \d+ records", weakness)
     assert "hides next to nothing" in prepare(config(privacy__epsilon=1000.0)).weakness
     assert prepare(config()).weakness is None
 

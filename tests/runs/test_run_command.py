@@ -43,21 +43,44 @@ def test_without_json_it_shows_the_result(tmp_path):
     assert "NOT" not in result.stdout
 
 
-def test_the_bar_moves_within_a_round_too(tmp_path, monkeypatch):
-    """A round of a large network may take minutes."""
+@pytest.fixture
+def bar(monkeypatch):
+    """Where the bar of training was put, one place after the other."""
     shown, update = [], Progress.update
 
     def seen(self, task, **changes):
-        shown.append(changes)
+        if "completed" in changes and "description" not in changes:
+            shown.append(changes["completed"])
         update(self, task, **changes)
 
     monkeypatch.setattr(Progress, "update", seen)
+    return shown
+
+
+def test_the_bar_moves_within_a_round_too(tmp_path, bar):
+    """A round of a large network may take minutes."""
     assert alidpfl(*run_arguments(tmp_path / "run", federation__max_rounds=2)).exit_code == 0
-    told = [changes["completed"] for changes in shown if "completed" in changes and "description" not in changes]
+    told = list(bar)
     assert told == sorted(told)
     assert len(told) == 2 * (4 + 1)  # after each of four clients, and after the round
     assert [done for done in told if done in (1, 2)] == [1, 1, 2, 2]
     assert 0 < told[0] < told[1] < 1 < told[5] < told[6] < 2
+
+
+def test_the_bar_of_a_resumed_run_goes_on_where_it_was(tmp_path, bar, monkeypatch):
+    dispatch = Training._dispatch
+
+    def stopped_in_the_second_round(self, *arguments):
+        if bar and bar[-1] == 1:
+            raise KeyboardInterrupt
+        return dispatch(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_dispatch", stopped_in_the_second_round)
+        assert alidpfl(*run_arguments(tmp_path / "run", federation__max_rounds=2)).exit_code == 130
+    bar.clear()
+    assert alidpfl("run", "--resume", tmp_path / "run").exit_code == 0
+    assert 1 < bar[0] < bar[-1] == 2
 
 
 def test_on_a_pipe_every_evaluation_is_one_plain_line(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,10 +88,23 @@ def test_a_budget_that_hides_next_to_nothing_is_told(tmp_path, records):
     told = " ".join(weak.stderr.split())
     assert "warning: epsilon=30 hides next to nothing" in told
     assert "delta=0.5 is not below 1/40" in told
-    assert f"delete {tmp_path / 'weak'} and enrol again" in told
+    assert f"delete {tmp_path / 'weak'}, and enrol again" in told
     assert "warning" not in strong.stderr
     shown = [alidpfl("vault", "status", "--dir", tmp_path / name).stdout for name in ("weak", "strong")]
     assert ["WEAK" in one for one in shown] == [True, False]
+
+
+def test_what_the_warning_of_a_weak_budget_says_can_be_done(tmp_path, records):
+    """The anchor stays behind when the folder is deleted, and a vault that it knows cannot be enrolled again."""
+    folder, anchor = tmp_path / "weak", tmp_path / "elsewhere" / "anchor"
+    anchor.parent.mkdir()
+    wishes = {"data": records, "num_classes": 3, "anchor": anchor}
+    told = " ".join(init(folder, **wishes, epsilon=30).stderr.split())
+    assert f"delete {folder} and {anchor}, and enrol again" in told
+    shutil.rmtree(folder)
+    assert init(folder, **wishes, epsilon=2).exit_code == 2
+    anchor.unlink()
+    assert init(folder, **wishes, epsilon=2).exit_code == 0
 
 
 def test_the_program_in_the_documentation_talks_to_a_vault(tmp_path):

@@ -61,6 +61,8 @@ class Dataset:
     """True where a program made the data: results on them say nothing of results on real ones."""
     shown: tuple[str, ...] = ()
     """What is known of the clients' records before training, without noise: no ε covers it."""
+    test_is_held_out: bool = False
+    """True where the test part was taken from the clients' own records."""
     natural_clients: tuple[Tensor, ...] | None = field(default=None, repr=False)
     """Where clients are given: for each the indices (int64, sorted) of its training samples; otherwise None."""
     client_names: tuple[str, ...] = ()

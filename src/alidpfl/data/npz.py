@@ -40,7 +40,8 @@ def load_npz(folder: Path, seed: int, pixel_range: PixelRange, num_classes: int 
     clients = [_read(path) for path in paths]
     _check_alike(paths, clients)
     _check_classes(paths, clients, num_classes)
-    if (folder / TEST_FILE).is_file():
+    has_test = (folder / TEST_FILE).is_file()
+    if has_test:
         test = _read(folder / TEST_FILE)
         _check_alike([paths[0], folder / TEST_FILE], [clients[0], test])
         _check_classes([folder / TEST_FILE], [test], num_classes)
@@ -54,7 +55,9 @@ def load_npz(folder: Path, seed: int, pixel_range: PixelRange, num_classes: int 
         name="npz",
         num_classes=num_classes,
     )
-    return replace(dataset, shown=tuple(shown), client_names=tuple(path.stem for path in paths))
+    return replace(
+        dataset, shown=tuple(shown), test_is_held_out=not has_test, client_names=tuple(path.stem for path in paths)
+    )
 
 
 def load_client(path: Path, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> LabelledData:

@@ -21,7 +21,7 @@ from alidpfl.federation.settings import Engine, Evaluation, FederationSettings, 
 from alidpfl.methods import Method
 from alidpfl.policies import Policy
 from alidpfl.privacy import FilteredLedger, GaussianRelease, Ledger, PlannedLedger, PrivacyBudget
-from alidpfl.types import ClientId, ClientPlan, NoiseKind, OnShare, RoundRecord, StopReason
+from alidpfl.types import ClientId, ClientPlan, NoiseKind, OnShare, RoundRecord, StopReason, tell_nobody
 
 
 def ledger_for(
@@ -132,7 +132,7 @@ class Federation:
         noise: NoiseKind = "gaussian",
         bytes_before: int = 0,
         around: Around = as_it_is,
-        on_share: OnShare = lambda _: None,
+        on_share: OnShare = tell_nobody,
     ) -> "Federation":
         """All clients on this machine. `seed` None: secure randomness; `bytes_before`: traffic before round one."""
         if noise == "grid":

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from alidpfl.engines.enrolment import check_enrolment
 from alidpfl.engines.runner import Runner, SimulationData
-from alidpfl.engines.workers import SharedWeights, Task, TrainTask, WorkerPool
+from alidpfl.engines.workers import SharedWeights, WorkerPool
 from alidpfl.errors import ConfigError
 from alidpfl.federation.process import steady_arithmetic
 from alidpfl.federation.settings import Evaluation, Part
 from alidpfl.methods import Method
-from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, OnShare
+from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, OnShare, tell_nobody
 
 _EVALUATION_ROWS = 1000  # in one piece, whatever the number of processes, so that sums have one order
 
@@ -45,7 +45,7 @@ class Simulation:
         processes: int | None = None,
         device: str = "cpu",
         noise: NoiseKind = "gaussian",
-        on_share: OnShare = lambda _: None,
+        on_share: OnShare = tell_nobody,
     ) -> None:
         """Check model and method at once; worker processes start with the first round.
 
@@ -89,28 +89,28 @@ class Simulation:
 
     def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
         """Train these clients from `params`; the updates in the plans' order."""
-        tell = self._teller(plans)
+        work = [self._work(plan) for plan in plans]
+        tell = self._teller(work)
         if self._processes == 1:
-            return [self._trained_here(params, task, tell) for task in enumerate(plans)]
+            updates = []
+            for slot, plan in enumerate(plans):
+                updates.append(self._runner.train(params, plan))
+                tell(slot)
+            return updates
         pool = self._ready_pool(len(plans), params)
-        updates = pool.run(enumerate(plans), longest_first=self._expected_work, on_done=tell)
+        updates = pool.run(enumerate(plans), work=work, on_done=tell)
         return [replace(update, params=pool.weights.of_client(slot)) for slot, update in enumerate(updates)]
 
-    def _teller(self, plans: Sequence[ClientPlan]) -> Callable[[Task], None]:
-        """Tells, with every task that is done, the share of all: of the work, since clients have unequal sizes."""
-        work, done = sum(map(self._work, plans)), 0.0
+    def _teller(self, work: Sequence[float]) -> Callable[[int], None]:
+        """Tells, with every client that is done, the share of all: of the work, since clients have unequal sizes."""
+        total, done = sum(work), 0.0
 
-        def tell(task: Task) -> None:
+        def tell(slot: int) -> None:
             nonlocal done
-            done += self._expected_work(task)
-            self._on_share(min(1.0, done / work))
+            done += work[slot]
+            self._on_share(min(1.0, done / total))
 
         return tell
-
-    def _trained_here(self, params: Tensor, task: TrainTask, on_done: Callable[[Task], None]) -> ClientUpdate:
-        update = self._runner.train(params, task[1])
-        on_done(task)
-        return update
 
     def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
         """Accuracy and mean loss on the part; None if there is no such data."""
@@ -135,11 +135,6 @@ class Simulation:
 
     def _work(self, plan: ClientPlan) -> float:
         return plan.steps * plan.sample_rate * len(self._data.clients[plan.client])
-
-    def _expected_work(self, task: Task) -> float:
-        plan = task[1]
-        assert isinstance(plan, ClientPlan)  # noqa: S101 - for the type checker
-        return self._work(plan)
 
     def _ready_pool(self, num_slots: int, params: Tensor) -> WorkerPool:
         """Workers with shared memory for this many clients, and the weights in it."""

@@ -21,7 +21,7 @@ from alidpfl.engines.runner import Runner
 from alidpfl.errors import AliDpflError
 from alidpfl.federation.process import keep_heap, steady_arithmetic
 from alidpfl.federation.settings import Part
-from alidpfl.types import ClientPlan
+from alidpfl.types import ClientPlan, tell_nobody
 
 _NOTHING = torch.zeros(0)
 _STDERR = 2  # the last of the standard streams
@@ -73,16 +73,16 @@ class WorkerPool:
     def run(
         self,
         tasks: Iterable[Task],
-        longest_first: Callable[[Task], float] | None = None,
-        on_done: Callable[[Task], None] = lambda _: None,
+        work: Sequence[float] | None = None,
+        on_done: Callable[[int], None] = tell_nobody,
     ) -> list[Any]:
-        """Run all tasks, the longest first so that no process is left with it at the end; tell of each that is done.
+        """Run all tasks, those with most `work` first so that no process is left with one at the end.
 
-        A task that fails leaves the pool usable. A worker that died, or Ctrl-C, closes it: answers would be left in
-        its pipes, and the next tasks would get them.
+        `on_done` is told the place of every task that is done. A task that fails leaves the pool usable. A worker that
+        died, or Ctrl-C, closes it: answers would be left in its pipes, and the next tasks would get them.
         """
         tasks = list(tasks)
-        order = sorted(range(len(tasks)), key=lambda i: -longest_first(tasks[i]) if longest_first else i)
+        order = sorted(range(len(tasks)), key=lambda place: -work[place] if work else place)
         try:
             results = self._results(tasks, order, on_done)
         except BaseException:
@@ -93,25 +93,31 @@ class WorkerPool:
             raise failure
         return [results[number] for number in range(len(tasks))]
 
-    def _results(self, tasks: Sequence[Task], order: Iterable[int], on_done: Callable[[Task], None]) -> dict[int, Any]:
+    def _results(self, tasks: Sequence[Task], order: Iterable[int], on_done: Callable[[int], None]) -> dict[int, Any]:
         """Answers by the tasks' numbers; after a failure no more tasks are begun."""
         waiting, idle, results = iter(order), list(self._pipes), {}
         has_failed = False
+        finished: list[int] = []
         busy: dict[Connection, int] = {}
         while True:
             while idle and not has_failed and (number := next(waiting, None)) is not None:
                 pipe = idle.pop()
                 self._send(pipe, tasks[number])
                 busy[pipe] = number
+            for number in finished:  # now that no process waits for it
+                on_done(number)
             if not busy:
                 break
+            finished = []
             for ready in wait(list(busy)):
                 pipe = cast("Connection", ready)
                 number, answer = busy.pop(pipe), self._receive(pipe)
                 idle.append(pipe)
-                has_failed |= isinstance(answer, BaseException)  # let the others finish: their pipes must be empty
                 results[number] = answer
-                on_done(tasks[number])
+                if isinstance(answer, BaseException):
+                    has_failed = True  # let the others finish: their pipes must be empty
+                else:
+                    finished.append(number)
         return results
 
     @property

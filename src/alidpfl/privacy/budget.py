@@ -37,14 +37,14 @@ class PrivacyBudget:
         """
         reasons = []
         if self.epsilon > _LARGE:
-            reasons.append(f"epsilon={self.epsilon:g} hides next to nothing; usual values lie between 0.5 and 4")
+            reasons.append(f"epsilon={self.epsilon:g} hides next to nothing: usual values lie between 0.5 and 4")
         if self.delta >= 1 / num_records:
             reasons.append(
-                f"delta={self.delta:g} is not below 1/{num_records}, and a client has {num_records} records: "
-                "publishing each record with probability delta would be allowed, which is one record of that client or "
-                f"more on average; take a delta well below, such as {0.01 / num_records:.0e}"
+                f"delta={self.delta:g} is not below 1/{num_records} for a data set of {num_records} records: it would "
+                "allow publishing each with probability delta, one or more on average; take one well below, such as "
+                f"{0.01 / num_records:.0e}"
             )
-        return "; ".join(reasons) or None
+        return ". And ".join(reasons) or None
 
 
 def checked_delta(delta: object) -> float:

@@ -23,7 +23,7 @@ from alidpfl.privacy import GaussianRelease, Ledger, noise_multiplier_for
 from alidpfl.runs.config import STATISTICS, STATISTICS_SETTINGS, Config, DataSection, ModelSection
 from alidpfl.runs.featured import Statistics, featured, map_for, statistics_bytes
 from alidpfl.runs.run_data import load_data, simulation_data
-from alidpfl.types import OnProgress, OnShare
+from alidpfl.types import OnProgress, OnShare, tell_nobody
 
 # Settings of their own, or parts of the method: a configuration must not have un-noised signals sent, say.
 _NOT_OPTIONS = frozenset(
@@ -96,7 +96,7 @@ def prepare(
     *,
     statistics: Statistics | None = None,
     on_progress: OnProgress | None = None,
-    on_share: OnShare = lambda _: None,
+    on_share: OnShare = tell_nobody,
     around: Around = as_it_is,
 ) -> Prepared:
     """Everything but the training of a simulated run, with something `around` its engine.

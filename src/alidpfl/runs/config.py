@@ -168,7 +168,7 @@ class MethodSection(_Section):
         ge=0,
         examples=[5.0],
         description="Γ of Lemma 2, how far clients' optima lie apart; left out: as the paper sets it for the split "
-        "(a guess on Flower, where there is none), 1 where clients come with the data.",
+        "(a guess over vaults, where there is none), 1 where clients come with the data.",
     )
     options: dict[str, Any] = Field(
         {}, examples=[{"draws": 2}], description="Further settings of the method: the table below."

@@ -21,7 +21,7 @@ from alidpfl.runs.config_file import parse_config
 from alidpfl.runs.featured import Statistics
 from alidpfl.store import Checkpoint, RoundTiming, RunDirectory, describe_environment
 from alidpfl.store.tensorboard import TensorBoardWriter
-from alidpfl.types import OnProgress, OnShare, RoundRecord, StopReason
+from alidpfl.types import OnProgress, OnShare, RoundRecord, StopReason, tell_nobody
 
 _FREE_TO_CHANGE = ("run.processes", "run.device")  # what no result depends on
 
@@ -71,7 +71,7 @@ class Listener:
 
     on_loading: OnProgress = lambda _what, _share: None
     on_start: Callable[[Prepared, int], None] = lambda _prepared, _rounds_done: None
-    on_share: OnShare = lambda _share: None
+    on_share: OnShare = tell_nobody
     """Called within a round, after every client on this machine: the share of the round's training that is done."""
     on_round: Callable[[RoundRecord, float], None] = lambda _record, _seconds: None
     on_interrupt: Callable[[], None] = lambda: None
