@@ -198,6 +198,18 @@ def test_the_answer_on_adaptivity_is_still_what_the_page_says():
     assert its_own < 0.05 * could  # else "mostly whether" in experiments/deciders.py must be thought over
 
 
+def test_the_control_is_still_better_than_ali():
+    """As "In short" and the paragraph above its table say, by hand."""
+    report = (ROOT / "docs" / "results.md").read_text()
+    (pairs, better, worse, mean), (_, gained, lost, gain) = (
+        overall(report, one, other)[:4] for one, other in (("`ali`", "`early`"), ("`early`", "`ratio`"))
+    )
+    assert int(pairs) >= 6
+    assert int(worse) > 2 * int(better)
+    assert float(mean) < 0 < float(gain)
+    assert int(gained) > 2 * int(lost)
+
+
 def test_where_more_steps_make_ratio_worse_is_still_what_the_page_says():
     """The sentence of experiments/adaptivity.py is written by hand: everywhere but on Fashion-MNIST by rdp-paper."""
     table = table_so_far(load_grid("small"), {result.key: result for result in read_results(RESULTS / "small.jsonl")})

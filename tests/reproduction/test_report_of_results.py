@@ -102,3 +102,13 @@ def test_without_the_data_a_sentence_says_so(tmp_path, monkeypatch):
     made = results_report(tmp_path)
     assert made.splits == []
     assert "Who holds what is not shown of mnist: these data cannot be read on this machine." in made.caveats
+
+
+def test_a_table_of_one_data_set_names_the_settings_of_that_one(tmp_path):
+    chosen = cells(load_grid("small"), datasets=["mnist", "fashion_mnist"], methods=["ours:ali"])
+    lines = [json.dumps(dataclasses.asdict(made_result(cell, 70.0))) for cell in chosen]
+    (tmp_path / "small.jsonl").write_text("\n".join(lines) + "\n")
+    captions = {table.title.rpartition(": ")[2]: table.caption for table in results_report(tmp_path).tables}
+    assert "mnist: C = 1, η = 1" in captions["mnist"]
+    assert "fashion_mnist: C = 1, η = 2" in captions["fashion_mnist"]
+    assert "fashion_mnist" not in captions["mnist"]

@@ -164,7 +164,8 @@ def _tables(table: Table) -> Iterator[ResultTable]:
     head = ["method", "accountant", *(column.name for column in table.grid.columns)]
     for dataset, rows in rows_by_dataset(table).items():
         cells_of = [[*names, *(shown(entry) for entry in entries)] for names, entries in rows]
-        yield ResultTable(title=f"{table.grid.title}: {dataset}", caption=table.caption, head=head, rows=cells_of)
+        caption = replace(table, entries=tuple(e for e in table.entries if e.dataset == dataset)).caption
+        yield ResultTable(title=f"{table.grid.title}: {dataset}", caption=caption, head=head, rows=cells_of)
 
 
 def _settings(grid: Grid) -> ResultTable:
