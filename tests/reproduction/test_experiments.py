@@ -116,7 +116,7 @@ def test_the_page_begins_with_the_answers():
     assert overall(answer, "`ali`", "`ratio`")[:4] == ["1", "1", "0", "+2.50"]
     assert overall(answer, "`ali`", "best fixed τ")[:4] == ["1", "0", "1", "-1.25"]
     assert "corrected" not in answer
-    assert "From 1 splits of 1 data sets" in answer
+    assert "From 1 splits of 1 data set" in answer
     assert differences.in_short([]) == "no cell has been run yet"
     assert adaptivity.answer([grid], {}) == "No cell has been run yet."
 
@@ -196,7 +196,7 @@ def test_partitions_of_one_data_set_are_splits_of_their_own():
         for cell in wanted
     }
     section = adaptivity.section([grid], known)
-    assert "From 4 splits of 1 data sets; pairs of one split are not independent." in section
+    assert "From 4 splits of 1 data set; pairs of one split are not independent." in section
     assert overall(section, "`ali`", "`ratio`")[:4] == ["4", "4", "0", "+1.00"]
 
 
