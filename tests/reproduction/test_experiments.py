@@ -399,7 +399,7 @@ def test_ali_is_held_against_its_control_in_the_same_cells():
     for cell, accuracy, steps in zip(chosen, (97.0, 94.5), ([7], [8]), strict=True):
         known[cell.key] = dataclasses.replace(made_result(cell, accuracy), local_steps=steps)
     told = adaptivity.control(grid, beside, known)
-    row = ["95.75 (n = 2)", "+0.25 (1 better, 1 worse)", "+2.25 (2 better, 0 worse)"]
+    row = ["95.75 (n = 2)", "+0.25 (1 better, 1 worse)", "+2.25 (2 better, 0 worse)", "-"]
     assert columns(told, "| mnist | R_s = R_c/2 | rdp-paper |")[3:] == row
     assert overall(told, "`ali`", "`early`")[:4] == ["2", "1", "1", "+0.25"]
 
