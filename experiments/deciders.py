@@ -15,7 +15,8 @@ only where Lemma 2 chose τ itself also its value."""
 
 def section(known: Mapping[str, Result]) -> str:
     """How often it was which; empty where no run tells."""
-    counts = sum(_decided(known).values(), Counter())
+    by_split = _decided(known)
+    counts = sum(by_split.values(), Counter())
     if not counts:
         return ""
     limits = (
@@ -23,24 +24,24 @@ def section(known: Mapping[str, Result]) -> str:
         f"pace, taken while the curvature does not stand out of its noise, in {counts['pace']}; the two are the same "
         f"number in {counts['both']}; and anything else, a τ that Lemma 2 itself chose, in {counts['other']}."
     )
-    return f"**What decided `ali`'s τ.** {limits} {_where_lemma_2_spoke(known)} {_MEANING}"
+    return f"**What decided `ali`'s τ.** {limits} {_where_lemma_2_spoke(by_split)} {_MEANING}"
 
 
 def in_short(known: Mapping[str, Result]) -> str:
     """In a sentence or two."""
-    told = _where_lemma_2_spoke(known)
+    told = _where_lemma_2_spoke(_decided(known))
     return f"The step size was constant. {told}" if told else "The step size was constant."
 
 
-def _where_lemma_2_spoke(known: Mapping[str, Result]) -> str:
+def _where_lemma_2_spoke(by_split: Mapping[str, Counter[str]]) -> str:
     """Only rounds in which it could choose count: in the others no curvature was resolved, or the limits are one."""
-    by_split = {split: counts for split, counts in _decided(known).items() if counts["cap"] + counts["other"]}
-    if not by_split:
+    could = {split: counts for split, counts in by_split.items() if counts["cap"] + counts["other"]}
+    if not could:
         return ""
-    its_own = {split: counts for split, counts in by_split.items() if counts["other"]}
+    its_own = {split: counts for split, counts in could.items() if counts["other"]}
     told = [f"{split}: {_share(counts)}" for split, counts in its_own.items()]
-    never = f"in none of the {len(by_split) - len(its_own)} other splits" if told else "in no split"
-    every = _share(sum(by_split.values(), Counter()))
+    never = f"in none of the {len(could) - len(its_own)} other splits" if told else "in no split"
+    every = _share(sum(could.values(), Counter()))
     return f"Where Lemma 2 could choose, its τ lay below the cap in {every} rounds ({'; '.join([*told, never])})."
 
 

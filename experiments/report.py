@@ -126,12 +126,11 @@ def tables(run: Sequence[Table], every: Sequence[grids.Grid], known: Mapping[str
     tried = (ROOT / "experiments/differences.md").read_text()
     differing = differences.section(run, tried, quoted(run, known))
     drawn = figures.section(run, known)
-    worth_it = [adaptivity.section(every, known), adaptivity.control(_table_1(every), grids.load_grid(CONTROL), known)]
+    worth_it = [
+        adaptivity.section(every, known),
+        adaptivity.control(grids.load_grid("small"), grids.load_grid(CONTROL), known),
+    ]
     return "\n".join([TABLES, *shown, _search(), drawn, differing, *filter(None, worth_it)])
-
-
-def _table_1(every: Sequence[grids.Grid]) -> grids.Grid:
-    return next(grid for grid in every if grid.name == "small")
 
 
 def _search() -> str:

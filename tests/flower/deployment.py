@@ -53,13 +53,18 @@ def deployed(folder: Path, settings=None):
     folder.mkdir(parents=True, exist_ok=True)
     with Loopback(folder, nodes=CLIENTS) as loopback:
         loopback.start_superlink()
-        for client in range(CLIENTS):
-            enrolled(settings, loopback.vault_folder(client), client)
-            start_vault(loopback, client)
-        loopback.register_nodes()
-        for client in range(CLIENTS):
-            loopback.start_node(client)
+        start_clients(loopback, settings)
         yield loopback
+
+
+def start_clients(loopback: Loopback, settings, superlink: str | None = None) -> None:
+    """Vaults, registered keys, and SuperNodes that call the SuperLink, or what stands at another address."""
+    for client in range(CLIENTS):
+        enrolled(settings, loopback.vault_folder(client), client)
+        start_vault(loopback, client)
+    loopback.register_nodes()
+    for client in range(CLIENTS):
+        loopback.start_node(client, superlink=superlink)
 
 
 def start_vault(loopback: Loopback, client: int, *more: str) -> None:

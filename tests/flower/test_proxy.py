@@ -10,7 +10,7 @@ import pytest
 from alidpfl.engines.loopback import CONNECTION, Loopback, LoopbackError, accepts, free_port
 from tests.documents import fences
 
-from .deployment import app_folder, enrolled, finished, start_vault
+from .deployment import app_folder, finished, start_clients
 from .fakes import CLIENTS, config
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
@@ -66,12 +66,8 @@ def behind(tmp_path_factory):
     """A deployment, its nodes in front of the proxy; and the proxy's port."""
     with Loopback(tmp_path_factory.mktemp("proxy"), nodes=CLIENTS) as loopback:
         loopback.start_superlink()
-        loopback.register_nodes()
         port = start_proxy(loopback)
-        for client in range(CLIENTS):
-            enrolled(SETTINGS, loopback.vault_folder(client), client)
-            start_vault(loopback, client)
-            loopback.start_node(client, superlink=at(port))
+        start_clients(loopback, SETTINGS, superlink=at(port))
         yield loopback, port
 
 

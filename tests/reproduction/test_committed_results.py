@@ -196,6 +196,9 @@ def test_the_answer_on_adaptivity_is_still_what_the_page_says():
     told = r"its τ lay below the cap in (\d+) of (\d+) rounds"
     its_own, could = map(int, re.search(told, short).groups())
     assert its_own < 0.05 * could  # else "mostly whether" in experiments/deciders.py must be thought over
+    by_split = [tuple(map(int, found)) for found in re.findall(r"seed \d+: (\d+) of (\d+)", short)]
+    assert sum(own for own, _ in by_split) == its_own
+    assert all(own < 0.5 * of for own, of in by_split)
 
 
 def test_the_control_is_still_better_than_ali():
