@@ -98,8 +98,8 @@ bench-softmax: $(SET_UP) ## Measure only a DP step of softmax regression
 bench-flower: $(SET_UP) ## Measure what a round of a deployment costs beside the training
 	$(BIN)/python -m benchmarks.flower
 
-docs: $(SET_UP) ## Write docs/configuration.md anew
-	$(BIN)/python -m alidpfl.runs.reference > docs/configuration.md
+docs: $(SET_UP) ## Write docs/reference/configuration.md anew
+	$(BIN)/python -m docs.settings_reference > docs/reference/configuration.md
 
 site: $(SET_UP) ## Build the documents as a site, strictly: build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

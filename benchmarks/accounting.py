@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from alidpfl.privacy import ACCOUNTANTS, paper
+from alidpfl.privacy import ACCOUNTANTS
 from benchmarks.report import markdown, write_section
+from reproduction import paper
 
 REPETITIONS = 3
 COLD_BARS_S = {"pld": 1.5, "rdp": 0.05, "rdp-paper": 0.05}
@@ -27,7 +28,8 @@ RESULTS = Path(__file__).parent / "results" / "accounting.json"
 
 _CHILD = """
 import json, sys, time
-from alidpfl.privacy import PrivacyBudget, max_steps, paper
+from alidpfl.privacy import PrivacyBudget, max_steps
+from reproduction import paper
 accountant, epsilon = sys.argv[1], float(sys.argv[2])
 budget = PrivacyBudget(epsilon=epsilon, delta=paper.DELTA)
 seconds = []
@@ -72,7 +74,7 @@ def show(results: list[dict[str, Any]], console: Console) -> None:
 
 
 def write_docs(results: list[dict[str, Any]]) -> None:
-    """Rewrite the table of docs/benchmarks.md: the slowest budget of each accountant, best of three processes."""
+    """Rewrite the table of docs/reference/benchmarks.md: the slowest budget of each accountant, best of three processes."""
     lines = []
     for accountant in ACCOUNTANTS:
         rows = [r for r in results if r["accountant"] == accountant]
@@ -96,7 +98,7 @@ def main() -> None:
     RESULTS.write_text(json.dumps(document, indent=2) + "\n")
     show(results, console)
     write_docs(results)
-    console.print(f"written to {RESULTS} and docs/benchmarks.md")
+    console.print(f"written to {RESULTS} and docs/reference/benchmarks.md")
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from alidpfl.engines.loopback import Loopback, tail
 from alidpfl.federation.settings import Engine, Evaluation, Part
+from alidpfl.flower.demo.loopback import Loopback, tail
 from alidpfl.runs import load_config
-from alidpfl.runs.build import prepare
+from alidpfl.runs.prepare import prepare
 from alidpfl.store import RunDirectory
 from alidpfl.types import ClientPlan, ClientUpdate
 from benchmarks.report import listed, write_results
@@ -83,7 +83,7 @@ def _timed(loopback: Loopback, out: Path, rounds: int, *, with_torch: bool) -> l
     loopback.alidpfl("flower", "init", app, "--out", out, "--no-evaluation", *changes)
     if with_torch:
         project = app / "pyproject.toml"
-        project.write_text(project.read_text().replace("alidpfl.flower_apps:client", "benchmarks.flower_torch:client"))
+        project.write_text(project.read_text().replace("alidpfl.flower.apps:client", "benchmarks.flower_torch:client"))
     loopback.submit(app)
     loopback.wait_until("run", (out / "summary.json").exists, seconds=1200)
     directory = RunDirectory.open(out)
@@ -129,7 +129,7 @@ def overhead_shares(rounds: int) -> list[float]:
 
 
 def main() -> None:
-    """Measure, print, write the results and the section of docs/benchmarks.md."""
+    """Measure, print, write the results and the section of docs/reference/benchmarks.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=6, help="rounds of an app in a turn")
     parser.add_argument("--turns", type=int, default=2)

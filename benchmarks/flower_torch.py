@@ -2,6 +2,6 @@
 
 import torch  # noqa: F401 - this is what is measured
 
-from alidpfl.flower_apps import client, server
+from alidpfl.flower.apps import client, server
 
 __all__ = ["client", "server"]

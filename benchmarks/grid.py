@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from alidpfl.dpsgd import OneByOneClipper, PerSampleClipper, RandomStream, SoftmaxClipper, StepSettings, dp_sgd_step
-from alidpfl.dpsgd.rounded_gaussian import thresholds
-from alidpfl.federation.process import keep_heap, steady_arithmetic
+from alidpfl.dpsgd.grid_noise import thresholds
+from alidpfl.federation.tensors import keep_heap, steady_arithmetic
 from alidpfl.models import make_model
 from benchmarks.report import listed, markdown, write_section
 from benchmarks.step import environment
@@ -59,7 +59,7 @@ def measured(steps: tuple[Callable[[], object], ...], turns: int) -> list[tuple[
 
 
 def main() -> None:
-    """Measure, print, and rewrite the section of docs/benchmarks.md."""
+    """Measure, print, and rewrite the section of docs/reference/benchmarks.md."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--turns", type=int, default=9)
     turns = options.parse_args().turns

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from alidpfl.models import paper_cnn
+from alidpfl.models.cnn import paper_cnn
 
 
 class _Residual(nn.Module):

@@ -246,7 +246,7 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def write_docs(result: dict[str, Any]) -> None:
-    """Rewrite the table of docs/benchmarks.md."""
+    """Rewrite the table of docs/reference/benchmarks.md."""
     about = f"{listed(result['environment'])}; {result['turns']} turns, {result['peer_turns']} with each peer."
     write_results("round", about, HEADINGS, _lines(result), bars(result))
 

@@ -15,15 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.relu_pool import join_relu_and_pool
-from alidpfl.engines.federation import Federation, ledger_for
-from alidpfl.engines.runner import SimulationData
-from alidpfl.federation.params import flatten, load, trained
-from alidpfl.federation.process import keep_heap
+from alidpfl.federation.federation import Federation, ledger_for
 from alidpfl.federation.settings import FederationSettings
+from alidpfl.federation.tensors import flatten, keep_heap, load, trained
 from alidpfl.methods import make_method
-from alidpfl.models import paper_cnn
+from alidpfl.models.cnn import paper_cnn
 from alidpfl.policies import make_policy
 from alidpfl.privacy import PrivacyBudget
+from alidpfl.simulation.runner import SimulationData
 
 Round = Callable[[], None]
 CLIENTS, RECORDS, SHAPE = 10, 6000, (1, 28, 28)

@@ -20,7 +20,7 @@ from alidpfl.dpsgd import (
     native,
     poisson_sample,
 )
-from alidpfl.federation.process import steady_arithmetic
+from alidpfl.federation.tensors import steady_arithmetic
 
 _CLASSES, _RATE, _BAR = 10, 0.25, 100_000
 

@@ -3,7 +3,7 @@
 All contenders run interleaved in one process with one thread, so that a noisy machine slows all of them alike. A turn
 is four steps of each contender, the first of which is not counted; ratios are medians of ratios within a turn. Two
 settings of malloc: glibc's default gives large blocks back to the system after every step and pays for it in page
-faults; "tuned" keeps them (see docs/benchmarks.md). Memory is measured apart, each contender in a process of its own.
+faults; "tuned" keeps them (see docs/reference/benchmarks.md). Memory is measured apart, each contender in a process of its own.
 """
 
 import argparse
@@ -199,7 +199,7 @@ HEADINGS = (
 
 
 def write_docs(result: dict[str, Any]) -> None:
-    """Rewrite the table of docs/benchmarks.md."""
+    """Rewrite the table of docs/reference/benchmarks.md."""
     about = f"{listed(result['environment'])}; {result['turns']} turns of {STEPS_PER_TURN} counted steps."
     write_results("step", about, HEADINGS, _lines(result), bars(result))
 

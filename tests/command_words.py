@@ -11,12 +11,13 @@ import sys
 import tomllib
 from pathlib import Path
 
+from reproduction.grid import NAMES as GRIDS
+from reproduction.tables import FORMATS
+
 from alidpfl.cli import commands as all_commands
 from alidpfl.data import NAMES as DATASETS
 from alidpfl.data import SOURCES
 from alidpfl.errors import ConfigError
-from alidpfl.reproduction.grid import NAMES as GRIDS
-from alidpfl.reproduction.tables import FORMATS
 from alidpfl.runs import load_config
 
 ROOT = Path(__file__).parent.parent

@@ -3,7 +3,7 @@
 First the tests run without any mutant: one that is red anyway counts for nothing. The mutants are the bugs that have
 broken private systems elsewhere, or would break this one. A survivor fails the run: it means that a check we rely on
 cannot fail. What was found is kept in .mutants.jsonl while code and tests stay as they are: stopped, the next run goes
-on from there. Which test killed a mutant last is kept in results/killers.json, to be tried first the next time.
+on from there. Which test killed a mutant last is kept in reproduction/results/killers.json, to be tried first the next time.
 """
 
 import argparse
@@ -55,7 +55,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "accounts kept at another δ are taken over",
-        "src/alidpfl/privacy/ledger.py",
+        "src/alidpfl/privacy/client_ledger.py",
         """            "delta": self._budget.delta,
 """,
         "",
@@ -63,7 +63,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "accounts with other releases before the first step are taken over",
-        "src/alidpfl/privacy/ledger.py",
+        "src/alidpfl/privacy/client_ledger.py",
         """            "rdp_of_releases": fresh.rdp_spent,
 """,
         "",
@@ -71,7 +71,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "not all terms of accounts are compared",
-        "src/alidpfl/privacy/ledger.py",
+        "src/alidpfl/privacy/client_ledger.py",
         'for key, new in terms.items() if values["terms"].get(key) != new}',
         'for key, new in terms.items() if values["terms"].get(key) != new and key != "delta"}',
         LEDGER,
@@ -85,14 +85,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a linear layer rounds by a sample's place",
-        "src/alidpfl/dpsgd/filling.py",
+        "src/alidpfl/dpsgd/padding.py",
         "if width % _EVEN else tensor",
         "if False else tensor",
         "tests/dpsgd/test_filling.py",
     ),
     Mutant(
         "frozen layers round by a sample's place",
-        "src/alidpfl/dpsgd/filling.py",
+        "src/alidpfl/dpsgd/padding.py",
         "if isinstance(module, nn.Linear)]",
         "if isinstance(module, nn.Linear) and module.weight.requires_grad]",
         "tests/dpsgd/test_filling.py",
@@ -106,14 +106,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a convolution's gradient rounds by its place",
-        "src/alidpfl/dpsgd/conv_torch.py",
+        "src/alidpfl/dpsgd/conv.py",
         "values[part].flatten(0, 1).copy_(even_products_of(copied, grads[part].flatten(0, 1)))",
         "torch.bmm(copied, grads[part].flatten(0, 1), out=values[part].flatten(0, 1))",
         "tests/dpsgd/test_filling.py",
     ),
     Mutant(
         "a convolution's gradient by kernel rows rounds by its place",
-        "src/alidpfl/dpsgd/conv_torch.py",
+        "src/alidpfl/dpsgd/conv.py",
         "gradients.copy_(even_products_of(grads, windows[:, first : first + grads.shape[2]]))",
         "torch.bmm(grads, windows[:, first : first + grads.shape[2]], out=gradients)",
         "tests/dpsgd/test_filling.py",
@@ -148,17 +148,17 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a charge books nothing",
-        "src/alidpfl/privacy/ledger.py",
+        "src/alidpfl/privacy/client_ledger.py",
         'plan at most affordable_steps"\n            )\n        self._steps[client] += steps\n',
         'plan at most affordable_steps"\n            )\n',
         REPLAY,
     ),
     Mutant(
         "a worker's error quotes records",
-        "src/alidpfl/engines/workers.py",
+        "src/alidpfl/simulation/workers.py",
         "training or evaluation failed with {type(error).__name__}",
         "training or evaluation failed with {error!r}",
-        "tests/engines/test_withheld_errors.py",
+        "tests/simulation/test_withheld_errors.py",
     ),
     Mutant(
         "un-noised signals need no permission",
@@ -249,7 +249,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "time tells which record met denormals",
-        "src/alidpfl/federation/process.py",
+        "src/alidpfl/federation/tensors.py",
         "    torch.set_flush_denormal(True)  # of this thread only\n",
         "",
         CLIENT,
@@ -291,7 +291,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "clip norm ignored",
-        "src/alidpfl/dpsgd/gradients.py",
+        "src/alidpfl/dpsgd/gradient_forms.py",
         "factors = (limit / norms).clamp_max(1)",
         "factors = torch.ones_like(norms)",
         CLIPPING,
@@ -347,7 +347,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "long norms in single precision",
-        "src/alidpfl/dpsgd/gradients.py",
+        "src/alidpfl/dpsgd/gradient_forms.py",
         "_EXACT_LENGTH = 256",
         "_EXACT_LENGTH = 1 << 20",
         CLIPPING,
@@ -368,7 +368,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a buffer may remember data",
-        "src/alidpfl/dpsgd/probe.py",
+        "src/alidpfl/dpsgd/model_check.py",
         "if name not in before or before[name][0] is not buffer or before[name][1] != buffer._version:",
         "if False:",
         MODELS,
@@ -389,7 +389,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "mixing of samples not noticed",
-        "src/alidpfl/dpsgd/probe.py",
+        "src/alidpfl/dpsgd/model_check.py",
         "_TOLERANCE = 1e-4",
         "_TOLERANCE = 1e9",
         MODELS,
@@ -410,14 +410,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "shuffled batches of a fixed size",
-        "src/alidpfl/dpsgd/sampling.py",
+        "src/alidpfl/dpsgd/step.py",
         "(random.uniform(num_records) < chance).nonzero().squeeze(1)",
         "random.uniform(num_records).argsort()[: round(num_records * sample_rate)]",
         RANDOM,
     ),
     Mutant(
         "sampling at a higher rate",
-        "src/alidpfl/dpsgd/sampling.py",
+        "src/alidpfl/dpsgd/step.py",
         "random.uniform(num_records) < chance",
         "random.uniform(num_records) < 1.1 * chance",
         RANDOM,
@@ -445,14 +445,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the search returns the unsafe end",
-        "src/alidpfl/privacy/search.py",
+        "src/alidpfl/privacy/step_search.py",
         "        probe = min(max(probe, fits + 1), too_many - 1)\n    return fits",
         "        probe = min(max(probe, fits + 1), too_many - 1)\n    return too_many",
         GOLDEN,
     ),
     Mutant(
         "the quick search takes what does not quite fit",
-        "src/alidpfl/privacy/search.py",
+        "src/alidpfl/privacy/step_search.py",
         "        if value <= limit:\n            fits = min(fits, probe)",
         "        if value <= 1.05 * limit:\n            fits = min(fits, probe)",
         "tests/privacy/test_step_search.py tests/privacy/test_gaussian_dp.py",
@@ -503,7 +503,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a step more than the budget pays for",
-        "src/alidpfl/privacy/ledger.py",
+        "src/alidpfl/privacy/client_ledger.py",
         "return self.max_steps - self._steps[client]",
         "return self.max_steps - self._steps[client] + 1",
         LEDGER,
@@ -517,7 +517,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the filter forgets what less noise costs",
-        "src/alidpfl/privacy/ledger.py",
+        "src/alidpfl/privacy/client_ledger.py",
         "step = SampledGaussian(sample_rate=self._sample_rate, noise_multiplier=noise_multiplier, steps=steps)\n"
         "        self._filters",
         "step = SampledGaussian(sample_rate=self._sample_rate, noise_multiplier=1.1, steps=steps)\n"
@@ -561,14 +561,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the same noise every round",
-        "src/alidpfl/engines/runner.py",
+        "src/alidpfl/simulation/runner.py",
         "RandomStream.seeded(self._seed, plan.round, plan.client)",
         "RandomStream.seeded(self._seed, plan.client)",
         "tests/federation/test_noise_keys.py",
     ),
     Mutant(
         "the same noise for every client",
-        "src/alidpfl/engines/runner.py",
+        "src/alidpfl/simulation/runner.py",
         "RandomStream.seeded(self._seed, plan.round, plan.client)",
         "RandomStream.seeded(self._seed, plan.round)",
         "tests/federation/test_noise_keys.py",
@@ -596,7 +596,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "secants keep the part of the noise that moved the weights",
-        "src/alidpfl/federation/secants.py",
+        "src/alidpfl/federation/curvature.py",
         "noise=step_size * (added + first.sampling),",
         "noise=0.0,",
         CURVATURE,
@@ -692,7 +692,7 @@ KNOWN_BUGS: dict[str, tuple[str, ...]] = {
         "vault: a lost round is trained again under its charge",
     ),
 }
-"""What is known to break private training, in the words of docs/privacy.md, and the mutants that are each of them."""
+"""What is known to break private training, in the words of docs/explanation/privacy.md, and the mutants that are each of them."""
 
 
 def main() -> None:

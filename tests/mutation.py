@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-_KILLERS = "results/killers.json"
+_KILLERS = "reproduction/results/killers.json"
 _COPIED = (
     *("src", "tests", "docs", "benchmarks", "experiments"),
     *("setup.py", "pyproject.toml", "README.md", "LICENSE"),

@@ -25,11 +25,11 @@ PROGRAMS = [
     (document, code)
     for document in (
         "README.md",
-        "docs/python.md",
-        "docs/theory.md",
-        "docs/own-model.md",
-        "docs/own-data.md",
-        "docs/extend.md",
+        "docs/tutorials/python.md",
+        "docs/explanation/theory.md",
+        "docs/how-to/own-model.md",
+        "docs/how-to/own-data.md",
+        "docs/how-to/extend.md",
     )
     for code in re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 ]
@@ -63,7 +63,7 @@ def test_the_programs_in_the_documents_run(document, code, tmp_path):
 
 def test_the_readme_quotes_the_recipes_results():
     names = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
-    lines = [json.loads(line) for line in (ROOT / "results" / "best.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (ROOT / "reproduction" / "results" / "best.jsonl").read_text().splitlines()]
     headline = [line for line in lines if (line["table"], line["ratio"]) == ("small", "1/2")]
     ours, papers = [], []
     for dataset, name in names.items():
@@ -90,11 +90,11 @@ def test_the_plan_in_the_readme_is_what_the_planner_recommends():
 
 def test_the_readme_quotes_the_grid():
     """MNIST at ε = 2 by the paper's accountant, in the column of Table I that the recipes are compared in."""
-    from alidpfl.reproduction.grid import load_grid
-    from alidpfl.reproduction.results import read_results
-    from alidpfl.reproduction.tables import table_so_far
+    from reproduction.grid import load_grid
+    from reproduction.results import read_results
+    from reproduction.tables import table_so_far
 
-    known = {result.key: result for result in read_results(ROOT / "results" / "small.jsonl")}
+    known = {result.key: result for result in read_results(ROOT / "reproduction" / "results" / "small.jsonl")}
     column = {
         entry.method: entry
         for entry in table_so_far(load_grid("small"), known).entries
@@ -102,7 +102,7 @@ def test_the_readme_quotes_the_grid():
     }
     ours, rule, fixed = (column[name] for name in ("ours:ali", "ali_dpfl", "fedavg_dp:tau=1"))
     assert ours.by_seed.keys() == rule.by_seed.keys() == fixed.by_seed.keys()
-    private_form = f"`ali`, [our private form of it](docs/choose-a-policy.md), {ours.mean:.2f} %"
+    private_form = f"`ali`, [our private form of it](docs/how-to/choose-a-policy.md), {ours.mean:.2f} %"
     first = f"gives {rule.mean:.2f} % on MNIST in our hands, {private_form}"
     assert f"{first} and one step a round {fixed.mean:.2f} % (n = {len(ours.by_seed)}):" in README_WORDS
     assert rule.paper == 97.58  # which the sentence before it quotes
@@ -110,8 +110,8 @@ def test_the_readme_quotes_the_grid():
 
 
 def test_results_are_those_on_the_page():
-    """docs/results.md is written by experiments/report.py."""
-    sys.path.insert(0, str(ROOT / "experiments"))
+    """docs/explanation/results.md is written by reproduction/experiments/report.py."""
+    sys.path.insert(0, str(ROOT / "reproduction" / "experiments"))
     try:
         import report
     finally:
@@ -126,14 +126,14 @@ def test_there_are_programs_to_run():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # typer's, on first import
 def test_the_readme_quotes_the_recorded_result_of_the_default():
-    """results/default.json is written by experiments/record_default.py, and out of date once a default changes."""
-    from alidpfl.cli_run import result_line
+    """reproduction/results/default.json is written by reproduction/experiments/record_default.py, and out of date once a default changes."""
+    from alidpfl.cli.run import result_line
     from alidpfl.privacy import SampledGaussian, epsilon
     from alidpfl.runs import Config, Outcome
 
-    record = json.loads((ROOT / "results" / "default.json").read_text())
+    record = json.loads((ROOT / "reproduction" / "results" / "default.json").read_text())
     told, config = record["outcome"], Config()
-    again = "run experiments/record_default.py again; the lines of the grids were made with the old defaults too"
+    again = "run reproduction/experiments/record_default.py again; the lines of the grids were made with the old defaults too"
     assert record["config"] == config.to_dict(), again
     line = result_line(Outcome(**told, seconds=0.0, out="", client_epsilon={}))
     shown = f"{line}; kept in runs/{config.data.name}-{config.method.name}-{config.policy}-...\n"
@@ -152,7 +152,7 @@ def test_the_readme_quotes_the_recorded_result_of_the_default():
 def test_the_default_still_gives_the_recorded_result(tmp_path):
     from alidpfl.runs import Config, execute
 
-    told = json.loads((ROOT / "results" / "default.json").read_text())["outcome"]
+    told = json.loads((ROOT / "reproduction" / "results" / "default.json").read_text())["outcome"]
     outcome = execute(Config(), tmp_path / "run")
     assert (outcome.steps, outcome.stop_reason) == (told["steps"], told["stop_reason"])
     assert outcome.epsilon == pytest.approx(told["epsilon"], rel=1e-9)  # other processors round otherwise
@@ -160,7 +160,7 @@ def test_the_default_still_gives_the_recorded_result(tmp_path):
 
 
 def test_the_reference_of_settings_is_that_of_the_program():
-    from alidpfl.runs.reference import reference
+    from docs.settings_reference import reference
 
     assert (ROOT / "docs" / "configuration.md").read_text() == reference()
 

@@ -30,7 +30,7 @@ SHORTER = {
     "run": ["federation.max_rounds=2", "run.evaluate_every=2", "privacy.accountant=rdp"],
     "audit": ["privacy.max_steps=3", "privacy.accountant=rdp", "--draws", "100", "--canaries", "50"],
 }
-REAL_DATA = ("experiments/mnist.toml", "recipes/best-mnist.toml", "reproduce small")
+REAL_DATA = ("reproduction/experiments/mnist.toml", "reproduction/recipes/best-mnist.toml", "reproduce small")
 FLOWER = "tests/flower/test_deployment.py"
 CLONE = "tests/packaging/test_fresh_clone.py::test_make_run_in_a_new_clone"
 EXTRAS = "tests/packaging/test_packaging.py::test_extras_install_what_they_are_for"
@@ -141,8 +141,8 @@ def alternatives(span):
         ("pip install -c constraints.txt '.[flowers]'", {"flowers"}),
         ("pip install -c constraint.txt '.[vault]'", {"constraint.txt"}),
         ("pip install flwr[simulatoin]", {"flwr[simulatoin]"}),
-        ("python experiments/none.py", {"experiments/none.py"}),
-        ("python -m experiments.none", {"experiments.none"}),
+        ("python reproduction/experiments/none.py", {"reproduction/experiments/none.py"}),
+        ("python -m reproduction.experiments.none", {"reproduction.experiments.none"}),
         ("flower-superlink --enable-supernode-auth --ssl-keyfyle x", {"--ssl-keyfyle"}),
         ("flwr run x --streem", {"--streem"}),
         ("useradd --sistem x", {"--sistem"}),
@@ -187,7 +187,9 @@ def scene(tmp_path, monkeypatch):
     """A folder that looks like a clone, with the files that the documents speak of."""
     for name in ("experiments", "recipes", "constraints.txt"):
         (tmp_path / name).symlink_to(ROOT / name)
-    shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("runs", "*.sqlite*"))
+    shutil.copytree(
+        ROOT / "reproduction" / "results", tmp_path / "results", ignore=shutil.ignore_patterns("runs", "*.sqlite*")
+    )
     random = np.random.default_rng(0)
     for path in ("patients.npz", *(f"my-data/{name}.npz" for name in ("north", "south", "test"))):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -168,10 +168,10 @@ def test_killers_that_are_kept_are_tests_of_mutants():
 def test_mutants_are_chosen_by_name_and_by_place():
     by_name, by_place = (mutation.chosen(mutants.MUTANTS, text, None) for text in ("seed reused", "privacy/ledger.py"))
     assert [mutant.name for mutant in by_name] == ["seed reused: the same noise every step"]
-    assert {mutant.file for mutant in by_place} == {"src/alidpfl/privacy/ledger.py"}
+    assert {mutant.file for mutant in by_place} == {"src/alidpfl/privacy/client_ledger.py"}
 
 
 def test_mutants_are_chosen_by_what_changed(monkeypatch):
-    monkeypatch.setattr(mutation, "_changed_files", lambda _: {"src/alidpfl/dpsgd/sampling.py", "README.md"})
+    monkeypatch.setattr(mutation, "_changed_files", lambda _: {"src/alidpfl/dpsgd/step.py", "README.md"})
     files = {mutant.file for mutant in mutation.chosen(mutants.MUTANTS, "", "HEAD~1")}
-    assert files == {"src/alidpfl/dpsgd/sampling.py"}
+    assert files == {"src/alidpfl/dpsgd/step.py"}

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.data.own import Client, from_clients, labelled
-from alidpfl.engines.enrolment import gives_probabilities
-from alidpfl.engines.federation import Federation, ledger_for
-from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import ConfigError, DataError
+from alidpfl.federation.federation import Federation, ledger_for
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
-from alidpfl.inputs.lookup import named
+from alidpfl.inputs.names import named
 from alidpfl.methods import DEFAULT_POLICIES, Method, make_method
 from alidpfl.policies import Policy, make_policy
 from alidpfl.privacy import ACCOUNTANTS, PrivacyBudget, SampledGaussian
+from alidpfl.simulation.checks import gives_probabilities
+from alidpfl.simulation.runner import SimulationData
 from alidpfl.types import NoiseKind
 
 
@@ -43,7 +43,7 @@ class Privacy:
     accountant: str = "pld"
     """How ε is computed: "pld" (tightest), "rdp", or "rdp-paper", as the paper counts."""
     noise: NoiseKind = "gaussian"
-    """"grid": noise that is exact to the last bit, one record at a time: slower (docs/floating-point.md)."""
+    """"grid": noise that is exact to the last bit, one record at a time: slower (docs/explanation/floating-point.md)."""
 
     def __post_init__(self) -> None:
         """Refuse at once what the accounts would refuse later."""

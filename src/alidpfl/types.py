@@ -26,7 +26,7 @@ Release: TypeAlias = Literal["step", "update"]
 """What the noise goes on: every local step (DP-SGD), or the whole update of a round, once."""
 
 NoiseKind: TypeAlias = Literal["gaussian", "grid"]
-"""Floating-point Gaussian noise, or whole numbers on a grid: exact, and slower (docs/floating-point.md)."""
+"""Floating-point Gaussian noise, or whole numbers on a grid: exact, and slower (docs/explanation/floating-point.md)."""
 
 AccountantName: TypeAlias = Literal["pld", "rdp", "rdp-paper"]
 """Who computes ε; `pld` is the tightest."""

@@ -142,7 +142,7 @@ AUDIT_MUTANTS = (
     ),
     (
         "audited: nothing is clipped",
-        "src/alidpfl/dpsgd/gradients.py",
+        "src/alidpfl/dpsgd/gradient_forms.py",
         "factors = (limit / norms).clamp_max(1)",
         "factors = torch.ones_like(norms)",
         REAL_STEP,

@@ -3,7 +3,8 @@
 import torch
 
 from alidpfl.audit import Subject
-from alidpfl.dpsgd import clipping, grid, softmax, step
+from alidpfl.dpsgd import clipping, softmax, step
+from alidpfl.dpsgd import grid_noise as grid
 from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, PerSampleClipper
 from alidpfl.federation import client
 from alidpfl.federation.settings import FederationSettings

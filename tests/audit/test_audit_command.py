@@ -116,7 +116,7 @@ def test_every_model_of_a_configuration_can_be_audited(model):
     ],
 )
 def test_what_cannot_be_done_is_known_before_data_are_loaded(arguments, says, monkeypatch):
-    monkeypatch.setattr("alidpfl.audit.configured.load_data", None)
+    monkeypatch.setattr("alidpfl.audit.subject.load_data", None)
     done = alidpfl("audit", *arguments)
     assert done.exit_code == 2
     assert says in done.stderr

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alidpfl.data import load
-from alidpfl.data.cifar import read_batch
+from alidpfl.data.readers import read_batch
 from alidpfl.errors import DataError
 
 REMEDY = "get it again"

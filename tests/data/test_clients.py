@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from alidpfl.data import from_clients, load
-from alidpfl.data.npz import load_client
+from alidpfl.data.own import load_client
 from alidpfl.errors import ConfigError, DataError
 
 

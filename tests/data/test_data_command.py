@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from alidpfl import data
-from alidpfl.cli_data import data_app
+from alidpfl.cli.data import data_app
 from alidpfl.data import directories, sources, transfer
 from alidpfl.errors import ConfigError, DataError
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from alidpfl.data import Dataset, LabelledData, directories, held_out_rows, load, scaled_images
+from alidpfl.data.directories import user_cache
 from alidpfl.data.sources import CIFAR10, FASHION_MNIST, MNIST
 from alidpfl.errors import AliDpflError, ConfigError, DataError
-from alidpfl.user_cache import user_cache
 
 
 def labelled(count=4, shape=(2,), classes=2):

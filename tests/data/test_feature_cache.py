@@ -7,10 +7,10 @@ import stat
 import pytest
 import torch
 
-from alidpfl.data import feature_cache
-from alidpfl.data.feature_cache import load_or_compute
 from alidpfl.errors import DataError
 from alidpfl.features import FeatureMap, maps
+from alidpfl.runs import features as feature_cache
+from alidpfl.runs.features import load_or_compute
 
 MAP = FeatureMap(image_shape=(1, 8, 8), scattering_frequencies=1)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from alidpfl.data import load
-from alidpfl.data.idx import read_idx, read_images_and_labels
+from alidpfl.data.readers import read_idx, read_images_and_labels
 from alidpfl.errors import DataError
 
 REMEDY = "get it again"

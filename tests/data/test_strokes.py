@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from alidpfl.data import load, scaled_images, strokes, strokes_cache
+from alidpfl.data import load, scaled_images, strokes
+from alidpfl.data import strokes as strokes_cache
 from alidpfl.data.glyphs import NUM_CLASSES, variants
 from alidpfl.data.strokes import draw
 from alidpfl.errors import ConfigError
-from alidpfl.models import paper_cnn
+from alidpfl.models.cnn import paper_cnn
 
 
 def test_the_same_bytes_for_a_seed_and_others_for_another():

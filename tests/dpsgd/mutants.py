@@ -88,7 +88,7 @@ GRID_MUTANTS = (
     ),
     (
         "grid: statistics keep floating-point noise",
-        "src/alidpfl/runs/featured.py",
+        "src/alidpfl/runs/features.py",
         "noise_multiplier=privacy.statistics_noise, noise=privacy.noise)",
         "noise_multiplier=privacy.statistics_noise)",
         RUN_TESTS,
@@ -102,7 +102,7 @@ GRID_MUTANTS = (
     ),
     (
         "a record's chance a little above the rate",
-        "src/alidpfl/dpsgd/sampling.py",
+        "src/alidpfl/dpsgd/step.py",
         "chance = math.floor(sample_rate * 2.0**53) * 2.0**-53",
         "chance = sample_rate",
         "tests/dpsgd/test_randomness.py",
@@ -151,7 +151,7 @@ GRID_MUTANTS = (
     ),
     (
         "a model is tried at its first weights only",
-        "src/alidpfl/dpsgd/probe.py",
+        "src/alidpfl/dpsgd/model_check.py",
         "if number != 1:",
         "if number != 9:",
         "tests/dpsgd/test_model_check.py",

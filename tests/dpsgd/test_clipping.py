@@ -11,9 +11,9 @@ from torch import nn
 
 from alidpfl.dpsgd import PerSampleClipper, native
 from alidpfl.dpsgd.clipping import SAFETY
-from alidpfl.dpsgd.filling import filled_size
-from alidpfl.dpsgd.gradients import Bilinear, Storage, clip_factors
+from alidpfl.dpsgd.gradient_forms import Bilinear, Storage, clip_factors
 from alidpfl.dpsgd.layers import linear_gradients
+from alidpfl.dpsgd.padding import filled_size
 from alidpfl.dpsgd.recording import find_units
 from alidpfl.models import make_model
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, filling, native
-from alidpfl.dpsgd.filling import even_products, even_width, filled, filled_size, linear_layers, whole_size
+from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, native
+from alidpfl.dpsgd import padding as filling
+from alidpfl.dpsgd.padding import even_products, even_width, filled, filled_size, linear_layers, whole_size
 from alidpfl.dpsgd.recording import Recording
 from alidpfl.models import make_model
 

@@ -11,8 +11,8 @@ from scipy import stats
 from torch import nn
 
 from alidpfl.dpsgd import Grid, OneByOneClipper, RandomStream, StepSettings, dp_sgd_step, noised_sum, noised_total
-from alidpfl.dpsgd import grid as module
-from alidpfl.dpsgd.rounded_gaussian import DEVIATION
+from alidpfl.dpsgd import grid_noise as module
+from alidpfl.dpsgd.grid_noise import DEVIATION
 from alidpfl.errors import AliDpflError, ConfigError, UnsupportedModelError
 
 HOSTILE = [0.0, -0.0, 1e-45, -1e-38, 1e-7, 0.5, 1.0, -1.0, 3e4, 1e19, -1e30, 3e38, math.inf, -math.inf, math.nan]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from alidpfl.dpsgd import PerSampleClipper, RandomStream, StepSettings, noised_sum, poisson_sample
-from alidpfl.dpsgd.probe import check_agreement
+from alidpfl.dpsgd.model_check import check_agreement
 from alidpfl.errors import AliDpflError, ConfigError, DataError, UnsupportedModelError
 
 from .oracle import clipped_sum, distance, gradients_one_by_one

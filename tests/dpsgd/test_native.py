@@ -11,7 +11,7 @@ from torch import nn
 
 from alidpfl.dpsgd import native
 from alidpfl.dpsgd.conv import conv2d_gradients
-from alidpfl.dpsgd.gradients import Storage
+from alidpfl.dpsgd.gradient_forms import Storage
 from alidpfl.dpsgd.relu_pool import ReluMaxPool, join_relu_and_pool
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="the native kernels are not built on this machine")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from alidpfl.dpsgd import PerSampleClipper, RandomStream, StepSettings, dp_sgd_step, poisson_sample
-from alidpfl.models import paper_cnn
+from alidpfl.models.cnn import paper_cnn
 from alidpfl.privacy import PrivacyBudget, max_steps
 
 

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from alidpfl.dpsgd import RandomStream
-from alidpfl.dpsgd import rounded_gaussian as module
-from alidpfl.dpsgd.rounded_gaussian import DEVIATION, rounded_gaussian, threshold, thresholds
+from alidpfl.dpsgd import grid_noise as module
+from alidpfl.dpsgd.grid_noise import DEVIATION, rounded_gaussian, threshold, thresholds
 
 
 class Words:

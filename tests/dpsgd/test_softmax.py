@@ -9,7 +9,7 @@ from torch import nn
 
 from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, is_softmax_regression, native
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.federation.process import steady_arithmetic
+from alidpfl.federation.tensors import steady_arithmetic
 
 MARGIN = 1 - 4.9e-4  # by which it clips lower, for the rounding of its sums
 PATHS = {"torch": native.disabled, "native": contextlib.nullcontext}

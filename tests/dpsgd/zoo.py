@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from alidpfl.models import paper_cnn
+from alidpfl.models.cnn import paper_cnn
 
 
 class Residual(nn.Module):

@@ -6,21 +6,21 @@ TOLD = "tests/faults/test_nothing_private_is_told.py"
 FAULT_MUTANTS = (
     (
         "faults: a damaged .npz file's error quotes its records",
-        "src/alidpfl/data/npz.py",
+        "src/alidpfl/data/own.py",
         'else f"{type(error).__name__}, damaged?"',
         "else str(error)",
         f"{FOUND} {TOLD}",
     ),
     (
         "faults: objects in .npz files are unpickled",
-        "src/alidpfl/data/npz.py",
+        "src/alidpfl/data/own.py",
         "np.load(file, allow_pickle=False)",
         "np.load(file, allow_pickle=True)",
         PICKLE,
     ),
     (
         "faults: objects in a cache are unpickled",
-        "src/alidpfl/data/files.py",
+        "src/alidpfl/data/download.py",
         "np.load(file, allow_pickle=False)",
         "np.load(file, allow_pickle=True)",
         PICKLE,
@@ -45,7 +45,7 @@ FAULT_MUTANTS = (
     ),
     (
         "faults: what training says of records is told",
-        "src/alidpfl/vault/custody.py",
+        "src/alidpfl/vault/rounds.py",
         '_LOG.error("training failed with %s", type(error).__name__)',
         '_LOG.error("training failed with %s", error)',
         TOLD,

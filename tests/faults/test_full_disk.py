@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from reproduction.grid import cells, load_grid
+from reproduction.results import Results
 
 from alidpfl.errors import DataError
-from alidpfl.reproduction.grid import cells, load_grid
-from alidpfl.reproduction.results import Results
 from alidpfl.runs import execute, resume
 from alidpfl.vault.folder import LEDGER
 from alidpfl.vault.refusals import RefusalCode, VaultTroubleError

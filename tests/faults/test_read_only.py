@@ -1,9 +1,9 @@
 """A disk that is read-only: what reads goes on reading, what writes says so in one line and changes nothing."""
 
 import pytest
+from reproduction.grid import cells, load_grid
+from reproduction.results import Results
 
-from alidpfl.reproduction.grid import cells, load_grid
-from alidpfl.reproduction.results import Results
 from alidpfl.runs import execute
 from alidpfl.vault.folder import VaultFolder
 from tests.reproduction.made import made_result

@@ -3,10 +3,10 @@
 import os
 
 import pytest
+from reproduction.grid import cells, load_grid
+from reproduction.results import Results
 
 from alidpfl.errors import ConfigError
-from alidpfl.reproduction.grid import cells, load_grid
-from alidpfl.reproduction.results import Results
 from alidpfl.store.lock import exclusive_lock, lock_holder
 from tests.reproduction.made import made_result
 

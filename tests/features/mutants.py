@@ -8,7 +8,7 @@ FEATURES = "src/alidpfl/features"
 
 SOFTMAX, SOFTMAX_TESTS = "src/alidpfl/dpsgd/softmax.py", "tests/dpsgd/test_softmax.py"
 RELEASE, RELEASE_TESTS = "src/alidpfl/dpsgd/release.py", "tests/dpsgd/test_release.py"
-BUILD, FEATURED = "src/alidpfl/runs/build.py", "src/alidpfl/runs/featured.py"
+BUILD, FEATURED = "src/alidpfl/runs/prepare.py", "src/alidpfl/runs/features.py"
 SCATTER_TESTS = "tests/runs/test_scatter_linear.py"
 
 FEATURE_MUTANTS = (
@@ -79,7 +79,7 @@ FEATURE_MUTANTS = (
     ),
     (
         "features: the same file for other images",
-        "src/alidpfl/data/feature_cache.py",
+        "src/alidpfl/runs/features.py",
         "images.contiguous().numpy().data",
         "images[:4].contiguous().numpy().data",
         CACHE,
@@ -93,7 +93,7 @@ FEATURE_MUTANTS = (
     ),
     (
         "features: anybody may read the file",
-        "src/alidpfl/data/feature_cache.py",
+        "src/alidpfl/runs/features.py",
         "is_private=True",
         "is_private=False",
         CACHE,
@@ -187,7 +187,7 @@ FEATURE_MUTANTS = (
     ),
     (
         "scatter_linear: statistics cost no round",
-        "src/alidpfl/runs/config.py",
+        "src/alidpfl/config/schema.py",
         "(STATISTICS if self.has_statistics else 0)",
         "0",
         SCATTER_TESTS,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from alidpfl.features.bases import angle_basis, dct_basis, low_frequencies, on_both_axes, path_basis, plane_basis
+from alidpfl.features.blocks import angle_basis, dct_basis, low_frequencies, on_both_axes, path_basis, plane_basis
 from alidpfl.features.scattering import PATHS, Scattering
 
 

@@ -5,9 +5,8 @@ import math
 import torch
 from torch.nn import functional as F
 
-from alidpfl.features.bases import dct_basis
-from alidpfl.features.oriented import FILTERS, filter_bank, oriented_block, pooling
-from alidpfl.features.raw import raw_block
+from alidpfl.features.blocks import dct_basis
+from alidpfl.features.filters import FILTERS, filter_bank, oriented_block, pooling, raw_block
 
 
 def photographs(count=3, channels=3, side=16):

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from alidpfl.errors import ConfigError
-from alidpfl.features import morlet, scattering
+from alidpfl.features import scattering
+from alidpfl.features import scattering as morlet
 from alidpfl.features.scattering import PATHS, Scattering
 from tests.features import make_reference
 

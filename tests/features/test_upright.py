@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from alidpfl.features import FeatureMap
-from alidpfl.features.upright import upright
+from alidpfl.features.maps import upright
 
 
 def letter():

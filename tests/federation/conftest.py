@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from alidpfl.engines.runner import SimulationData
-from alidpfl.engines.simulation import Simulation
 from alidpfl.federation.loop import Training
-from alidpfl.federation.params import flatten, trained
 from alidpfl.federation.settings import FederationSettings
+from alidpfl.federation.tensors import flatten, trained
 from alidpfl.methods import make_method
 from alidpfl.policies import make_policy
 from alidpfl.privacy import FilteredLedger, PlannedLedger, PrivacyBudget
+from alidpfl.simulation.engine import Simulation
+from alidpfl.simulation.runner import SimulationData
 
 SAMPLE_RATE, NOISE_MULTIPLIER = 0.2, 2.0
 SIZES = (30, 20, 50, 40)

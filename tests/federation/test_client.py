@@ -11,8 +11,8 @@ from alidpfl.dpsgd import PerSampleClipper, RandomStream, StepSettings, cross_en
 from alidpfl.errors import DataError
 from alidpfl.federation import client
 from alidpfl.federation.client import ClientData, LocalTrainer
-from alidpfl.federation.params import flatten, load, trained, unflatten
-from alidpfl.methods.objective import Objective
+from alidpfl.federation.tensors import flatten, load, trained, unflatten
+from alidpfl.methods.method import Objective
 from alidpfl.types import ClientPlan
 from tests.federation.conftest import make_data, make_model
 

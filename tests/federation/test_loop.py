@@ -14,7 +14,7 @@ from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Evaluation
 from alidpfl.methods import METHODS, FedAvgDp
 from alidpfl.policies import POLICIES
-from alidpfl.policies.ratio import Ratio
+from alidpfl.policies.pace import Ratio
 from alidpfl.types import ClientUpdate, RoundRecord, StopReason
 from tests.federation.conftest import NOISE_MULTIPLIER, SIZES, make_training
 

@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from alidpfl.engines.runner import SimulationData
-from alidpfl.engines.simulation import Simulation
 from alidpfl.methods import make_method
+from alidpfl.simulation.engine import Simulation
+from alidpfl.simulation.runner import SimulationData
 from alidpfl.types import ClientPlan
 
 NUM_PARAMS, NUM_CLIENTS, NUM_ROUNDS = 20_000, 4, 3

@@ -8,13 +8,11 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from alidpfl.engines.loopback import Loopback, tail
-from alidpfl.runs.flower_config import FlowerOptions
-from alidpfl.runs.flower_folder import write_app_folder
+from alidpfl.flower.config import FlowerOptions, write_app_folder
+from alidpfl.flower.demo.loopback import Loopback, tail
 from alidpfl.store import RunDirectory
-from alidpfl.vault.enrolment import enrol
+from alidpfl.vault.enrolment import SplitSource, enrol
 from alidpfl.vault.policy import make_policy
-from alidpfl.vault.source import SplitSource
 from alidpfl.vault.status import status
 
 from .fakes import CLIENTS, config

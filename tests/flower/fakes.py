@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from flwr.app import Context, RecordDict
 
-from alidpfl.engines.nodes import Failure
-from alidpfl.runs.flower_config import FlowerOptions, to_run_config
-from alidpfl.runs.simulated_node import SimulatedNode
+from alidpfl.flower.config import FlowerOptions, to_run_config
+from alidpfl.flower.nodes import Failure
+from alidpfl.flower.simulated_node import SimulatedNode
 from alidpfl.vault.refusals import VaultRefusedError
 from tests.runs import command
 

@@ -13,7 +13,7 @@ FLOWER_MUTANTS = (
     ),
     (
         "flower: a node with less than a record a batch holds up all",
-        "src/alidpfl/runs/flower.py",
+        "src/alidpfl/flower/run.py",
         "if rate * node.info.num_records < 1:",
         "if rate * node.info.num_records < 0:",
         NODES,
@@ -55,7 +55,7 @@ FLOWER_MUTANTS = (
     ),
     (
         "flower: a resumed run has a new name",
-        "src/alidpfl/runs/flower.py",
+        "src/alidpfl/flower/run.py",
         'run = kept["run"] if kept else secrets.token_hex(8)',
         "run = secrets.token_hex(8)",
         NODES,
@@ -104,21 +104,21 @@ FLOWER_MUTANTS = (
     ),
     (
         "flower: the first of those with one vault is believed",
-        "src/alidpfl/engines/nodes.py",
+        "src/alidpfl/flower/nodes.py",
         "if len(having[node.info.vault]) == 1]",
         "if having[node.info.vault][0] == node.node]",
         "tests/flower/test_run_over_nodes.py",
     ),
     (
         "flower: an answer that cannot be opened ends the run",
-        "src/alidpfl/engines/flower_server.py",
+        "src/alidpfl/flower/server.py",
         "except httpx.HTTPError:  # the SuperLink's, not the node's",
         "except Exception:",
         "tests/flower/test_flower_apps.py",
     ),
     (
         "flower: the name of a message can be guessed",
-        "src/alidpfl/engines/flower_messages.py",
+        "src/alidpfl/flower/messages.py",
         "secrets.token_bytes(16)",
         "bytes(16)",
         "tests/flower/test_flower_apps.py",

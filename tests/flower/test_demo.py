@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from alidpfl.engines import demo
+from alidpfl.flower.demo import demo
 from tests.runs.command import alidpfl
 
 

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from alidpfl.engines.certificates import make_certificates
-from alidpfl.engines.loopback import Loopback, tail
+from alidpfl.flower.demo.certificates import make_certificates
+from alidpfl.flower.demo.loopback import Loopback, tail
 from alidpfl.runs import execute
 from alidpfl.store import RunDirectory
 
@@ -113,7 +113,7 @@ def test_flowers_own_simulator_trains_the_same(tmp_path, simulated):
 
 
 def test_a_superlink_on_all_addresses_can_call_itself(tmp_path):
-    """As docs/deploy.md starts it. Where it cannot, its SuperExec ends at once, and runs are pending for ever."""
+    """As docs/how-to/deploy.md starts it. Where it cannot, its SuperExec ends at once, and runs are pending for ever."""
     keys = tmp_path / "named"
     make_certificates(keys, hosts=["superlink.example"], nodes=1)
     tls = [

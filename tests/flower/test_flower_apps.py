@@ -11,11 +11,11 @@ from flwr.app import Error, Message
 from flwr.common.logger import FLOWER_LOGGER
 from flwr.supercore.task_identity import TaskIdentity
 
-from alidpfl.engines.flower_messages import _CODES, code_of, packed, refused, unpacked
-from alidpfl.engines.flower_server import GridLink
-from alidpfl.engines.nodes import Failure
 from alidpfl.errors import NodesMissingError
-from alidpfl.flower_apps import client
+from alidpfl.flower.apps import client
+from alidpfl.flower.messages import _CODES, code_of, packed, refused, unpacked
+from alidpfl.flower.nodes import Failure
+from alidpfl.flower.server import GridLink
 from alidpfl.vault.folder import SOCKET
 from alidpfl.vault.messages import decode_answer
 from alidpfl.vault.refusals import RefusalCode
@@ -158,7 +158,7 @@ def test_what_is_packed_is_unpacked():
 
 
 def test_a_client_app_loads_no_torch():
-    found = "import sys, alidpfl.flower_apps; sys.exit('torch' in sys.modules or 'alidpfl.runs' in sys.modules)"
+    found = "import sys, alidpfl.flower.apps; sys.exit('torch' in sys.modules or 'alidpfl.runs' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", found], check=False).returncode == 0
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from alidpfl.runs.flower_config import from_run_config
+from alidpfl.flower.config import from_run_config
 from tests.runs.command import alidpfl
 
 
@@ -26,7 +26,7 @@ def test_init_writes_settings_that_read_back(tmp_path):
     app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     config, options = from_run_config(flat(app["config"]))
     assert (config.privacy.epsilon, config.run.seed, config.data.clients, options.nodes) == (3.0, 9, 4, 4)
-    assert app["components"] == {"serverapp": "alidpfl.flower_apps:server", "clientapp": "alidpfl.flower_apps:client"}
+    assert app["components"] == {"serverapp": "alidpfl.flower.apps:server", "clientapp": "alidpfl.flower.apps:client"}
 
 
 @pytest.mark.parametrize(

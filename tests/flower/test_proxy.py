@@ -1,4 +1,4 @@
-"""The proxy of docs/deploy.md, a real nginx: nodes train through it, and nothing else gets in."""
+"""The proxy of docs/how-to/deploy.md, a real nginx: nodes train through it, and nothing else gets in."""
 
 import http.client
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alidpfl.engines.loopback import CONNECTION, Loopback, LoopbackError, accepts, free_port
+from alidpfl.flower.demo.loopback import CONNECTION, Loopback, LoopbackError, accepts, free_port
 from tests.documents import fences
 
 from .deployment import app_folder, finished, start_clients

@@ -7,12 +7,12 @@ import pytest
 import safetensors.numpy
 import torch
 
-from alidpfl.engines.nodes import Failure, gather
-from alidpfl.engines.vaults import VaultEngine
 from alidpfl.errors import ConfigError, NodesMissingError
+from alidpfl.flower.config import from_run_config
+from alidpfl.flower.engine import VaultEngine
+from alidpfl.flower.nodes import Failure, gather
+from alidpfl.flower.run import run_over_nodes
 from alidpfl.runs import execute
-from alidpfl.runs.flower import run_over_nodes
-from alidpfl.runs.flower_config import from_run_config
 from alidpfl.store import RunDirectory
 from alidpfl.types import RawSignals, SecantSums
 from alidpfl.vault.messages import decode_answer, decode_request, encode, request_digest

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from alidpfl.config.schema import Config
 from alidpfl.errors import ConfigError
 from alidpfl.runs import execute, load_config
-from alidpfl.runs.config import Config
 from alidpfl.store.toml_writer import to_toml
 from tests.runs.command import config, overrides
 

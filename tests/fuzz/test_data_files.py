@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from alidpfl.data.cifar import read_batch
-from alidpfl.data.idx import read_idx
-from alidpfl.data.npz import load_client, load_npz
+from alidpfl.data.own import load_client, load_npz
+from alidpfl.data.readers import read_batch, read_idx
 
 from .damage import damaged
 from .harness import examples, fine_or_refused

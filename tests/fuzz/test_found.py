@@ -10,19 +10,19 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from reproduction.results import Results
 
+from alidpfl.config.load import parse_config
 from alidpfl.data.synthetic import SyntheticSettings
 from alidpfl.errors import AliDpflError, ConfigError, DataError
-from alidpfl.reproduction.results import Results
+from alidpfl.reporting import RunSnapshot
 from alidpfl.runs import execute, resume
-from alidpfl.runs.config_file import parse_config
 from alidpfl.runs.execute import Outcome
 from alidpfl.store import RunDirectory
 from alidpfl.store.checkpoint import encode_checkpoint, encode_tensors
 from alidpfl.vault.chain import Head
 from alidpfl.vault.folder import RefusalLog
 from alidpfl.vault.policy import make_policy
-from alidpfl.views import RunSnapshot
 from tests.runs.command import alidpfl, config
 
 from .harness import check_text
@@ -50,7 +50,7 @@ def test_the_text_of_an_error_is_one_line():
 
 def test_a_header_of_an_array_that_reaches_into_the_records(tmp_path):
     """numpy quotes the header that it cannot parse, and with it the records."""
-    from alidpfl.data.npz import load_client
+    from alidpfl.data.own import load_client
 
     records = np.frombuffer(b"PATIENT731" * 40, np.uint8).view(np.float32).reshape(-1, 2)
     file = io.BytesIO()

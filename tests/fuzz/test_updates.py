@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alidpfl.engines.nodes import Failure, Member, gather, most_common_task
-from alidpfl.engines.vaults import VaultEngine
+from alidpfl.flower.engine import VaultEngine
+from alidpfl.flower.nodes import Failure, Member, gather, most_common_task
 from alidpfl.privacy import PlannedLedger, PrivacyBudget
-from alidpfl.privacy.capped import CappedLedger
+from alidpfl.privacy.client_ledger import CappedLedger
 from alidpfl.types import ClientPlan
 from alidpfl.vault.messages import RoundAnswer, RoundRequest, decode_request, encode, request_digest
 

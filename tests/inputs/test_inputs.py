@@ -9,7 +9,7 @@ import alidpfl
 from alidpfl.data import load
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
-from alidpfl.inputs.lookup import named, nearest
+from alidpfl.inputs.names import named, nearest
 from alidpfl.methods import make_method
 from alidpfl.policies import learning_rate, make_policy
 from alidpfl.privacy import epsilon

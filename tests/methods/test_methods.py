@@ -8,9 +8,9 @@ import torch
 
 from alidpfl.dpsgd import PerSampleClipper, RandomStream, cross_entropy
 from alidpfl.errors import ConfigError, UnsupportedModelError
-from alidpfl.federation.params import flatten, trained
+from alidpfl.federation.tensors import flatten, trained
 from alidpfl.methods import DEFAULT_POLICIES, METHODS, AdapDpfl, PeDpfl, make_method
-from alidpfl.models import paper_cnn
+from alidpfl.models.cnn import paper_cnn
 from alidpfl.policies import POLICIES
 from alidpfl.types import ClientUpdate
 

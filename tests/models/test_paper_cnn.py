@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from alidpfl.errors import ConfigError
-from alidpfl.models import paper_cnn
+from alidpfl.models.cnn import paper_cnn
 
 
 @pytest.mark.parametrize(("shape", "params"), [((1, 28, 28), 582_026), ((3, 32, 32), 878_538)])

@@ -99,10 +99,10 @@ def test_the_sdist_has_what_its_readme_refers_to(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     referred = {"constraints.txt", "CITATION.cff", "CHANGELOG.md", "LICENSE"}
-    referred |= {f"recipes/{path.name}" for path in (ROOT / "recipes").glob("*.toml")}
+    referred |= {f"recipes/{path.name}" for path in (ROOT / "reproduction" / "recipes").glob("*.toml")}
     links = re.findall(r"\]\(([^)#:]+)", (ROOT / "README.md").read_text())
     referred |= {link for link in links if (ROOT / link).is_file() and not link.startswith(("results/", "tests/"))}
-    assert {"docs/vault.md", "docs/pictures/accuracy.svg"} <= referred
+    assert {"docs/how-to/vault.md", "docs/pictures/accuracy.svg"} <= referred
     assert referred <= names, sorted(referred - names)
     assert not [name for name in names if name.startswith("tests/")]  # all or none: some alone cannot run
 

@@ -11,7 +11,7 @@ import torch
 from alidpfl import Privacy, federate
 from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.planner import Wishes, make_plan
-from alidpfl.planner.course import Mechanism, courses
+from alidpfl.planner.policy_paths import Mechanism, courses
 from alidpfl.policies import make_policy
 from alidpfl.privacy import SampledGaussian, epsilon, max_steps
 

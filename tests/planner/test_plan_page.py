@@ -146,7 +146,7 @@ def test_tables_hold_the_figures_for_those_who_see_no_drawing(opened, searched):
 
 
 def test_names_cannot_break_out_of_the_page(searched):
-    from alidpfl.views.plan_page import plan_page
+    from alidpfl.reporting.plan_page import plan_page
 
     hostile = json.loads(json.dumps(searched))
     hostile["notes"] = ["</script><script>alert(1)</script>"]

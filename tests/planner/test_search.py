@@ -8,7 +8,7 @@ import pytest
 
 from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.planner import Wishes, best_of, pareto_front
-from alidpfl.planner.search import exactly, signal_to_noise
+from alidpfl.planner.optimise import exactly, signal_to_noise
 from alidpfl.privacy import SampledGaussian, epsilon, max_steps
 
 ASKED = {"epsilon": 2.0, "delta": 1e-5, "clients": 10, "samples": 60_000, "max_rounds": 158, "num_params": 7_850}

@@ -3,9 +3,10 @@
 import pytest
 
 from alidpfl.errors import ConfigError
-from alidpfl.models import compact_cnn, linear, mlp, paper_cnn
+from alidpfl.models import linear, mlp
+from alidpfl.models.cnn import compact_cnn, paper_cnn
 from alidpfl.planner import MODEL_SIZES, Wishes
-from alidpfl.planner.wishes import possible_rounds
+from alidpfl.planner.requirements import possible_rounds
 
 ASKED = {"epsilon": 2.0, "delta": 1e-5, "clients": 10, "samples": 60_000, "max_rounds": 158}
 

@@ -10,7 +10,16 @@ from functools import cache
 
 import numpy as np
 import pytest
-from experiments.convex import Clients, Kinked, Outcome, Quadratics, Training, described, random_case, simulate
+from reproduction.experiments.convex import (
+    Clients,
+    Kinked,
+    Outcome,
+    Quadratics,
+    Training,
+    described,
+    random_case,
+    simulate,
+)
 
 from alidpfl.policies import Bound, Problem, bound_a, bound_b
 

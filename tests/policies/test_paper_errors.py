@@ -1,11 +1,11 @@
-"""Each error that docs/theory.md finds in the paper's theory, as a number."""
+"""Each error that docs/explanation/theory.md finds in the paper's theory, as a number."""
 
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from experiments.convex import random_case, weights
+from reproduction.experiments.convex import random_case, weights
 from scipy.optimize import minimize_scalar
 
 from alidpfl.policies import bound_a, bound_b, lemma2_optimum, noise_power, paper_bound

@@ -5,7 +5,8 @@ import math
 import dp_accounting
 import pytest
 
-from alidpfl.privacy import ORDERS, PrivacyBudget, SampledGaussian, epsilon, max_steps, paper
+from alidpfl.privacy import ORDERS, PrivacyBudget, SampledGaussian, epsilon, max_steps
+from reproduction import paper
 
 SAMPLE_RATE, NOISE_MULTIPLIER, DELTA = 0.015, 1.1, 1e-5
 EPSILONS = (1.55, 1.75, 2.0, 2.5, 2.75, 3.25, 3.75, 5.25)

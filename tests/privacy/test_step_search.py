@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alidpfl.privacy.search import largest_affordable, nearly_least
+from alidpfl.privacy.step_search import largest_affordable, nearly_least
 
 COSTS = {
     "linear": lambda n: 0.37 * n,

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from alidpfl.dpsgd import RandomStream, release, step
-from alidpfl.dpsgd.grid import Grid
+from alidpfl.dpsgd.grid_noise import Grid
 from alidpfl.federation import client
 from alidpfl.federation.client import LocalTrainer
 from alidpfl.privacy import FilteredLedger, PlannedLedger
-from alidpfl.runs import featured
+from alidpfl.runs import features as featured
 from alidpfl.types import ClientPlan, ClientUpdate
 
 Sums = dict[str, Tensor]

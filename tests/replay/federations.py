@@ -12,14 +12,14 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 from torch import Tensor
 
-from alidpfl.engines.federation import Federation, ledger_for
-from alidpfl.engines.runner import SimulationData
 from alidpfl.errors import AliDpflError
+from alidpfl.federation.federation import Federation, ledger_for
 from alidpfl.federation.settings import FederationSettings
 from alidpfl.methods import METHODS, Method, make_method
 from alidpfl.models import ModelName, make_model
 from alidpfl.policies import POLICIES, make_policy
 from alidpfl.privacy import PrivacyBudget
+from alidpfl.simulation.runner import SimulationData
 from alidpfl.types import NoiseKind
 
 from .coupling import Neighbour

@@ -84,7 +84,7 @@ def _check(tmp_path, model, record, changes=None):
             assert found.distance > 0.2 * found.allowed
     assert told[0].printed == told[1].printed
     assert told[0].files == told[1].files
-    # Not noised: the checkpoint stays where the records are (docs/privacy.md).
+    # Not noised: the checkpoint stays where the records are (docs/explanation/privacy.md).
     assert told[0].fingerprint != told[1].fingerprint
 
 

@@ -1,7 +1,7 @@
 """Results that nobody has measured, and how a page of results is read."""
 
-from alidpfl.reproduction.grid import Cell
-from alidpfl.reproduction.results import Result
+from reproduction.grid import Cell
+from reproduction.results import Result
 
 
 def made_result(cell: Cell, accuracy: float, *, covers_everything: bool = True) -> Result:

@@ -9,26 +9,31 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from reproduction.grid import MOST_SEEDS, NAMES, SEARCH, cells, load_grid
+from reproduction.published import published
+from reproduction.results import read_results
+from reproduction.tables import table_so_far
 
 from alidpfl.privacy import SampledGaussian, epsilon
-from alidpfl.reproduction.grid import MOST_SEEDS, NAMES, SEARCH, cells, load_grid
-from alidpfl.reproduction.published import published
-from alidpfl.reproduction.results import read_results
-from alidpfl.reproduction.tables import table_so_far
 from alidpfl.runs import load_config
 
 from .made import overall
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "experiments"))
+sys.path.insert(0, str(ROOT / "reproduction" / "experiments"))
 import best  # noqa: E402
 import stored  # noqa: E402
 import tune  # noqa: E402
 
 sys.path.pop(0)
 
-RESULTS = ROOT / "results"
-SEARCHES = sorted([*(ROOT / "experiments/tuning").glob("*.toml"), *(ROOT / "experiments/planner").glob("*.toml")])
+RESULTS = ROOT / "reproduction" / "results"
+SEARCHES = sorted(
+    [
+        *(ROOT / "reproduction/experiments/tuning").glob("*.toml"),
+        *(ROOT / "reproduction/experiments/planner").glob("*.toml"),
+    ]
+)
 TERMS = {
     "small": (158, {"R_s = 2 R_c": 1.55, "R_s = R_c": 1.75, "R_s = R_c/2": 2.0, "R_s = R_c/5": 2.75}),
     "medium": (231, {"R_s = 2 R_c": 1.75, "R_s = R_c": 2.0, "R_s = R_c/2": 2.5, "R_s = R_c/5": 3.75}),
@@ -54,7 +59,9 @@ def cost(sample_rate, noise_multiplier, steps, delta, accountant):
     return epsilon([spent], delta, accountant)
 
 
-@pytest.mark.parametrize("name", [*NAMES, str(ROOT / "experiments" / "control.toml")], ids=lambda name: Path(name).stem)
+@pytest.mark.parametrize(
+    "name", [*NAMES, str(ROOT / "reproduction" / "experiments" / "control.toml")], ids=lambda name: Path(name).stem
+)
 def test_every_line_of_a_grid(name):
     """Consistent in itself, and a cell of today's grid: one of other settings would stand in no table."""
     grid = load_grid(name)
@@ -110,9 +117,11 @@ def test_every_line_of_the_recipes():
 
 
 def test_the_recipes_are_those_that_were_run():
-    """results/recipes.json is written by experiments/best.py with its results."""
+    """reproduction/results/recipes.json is written by reproduction/experiments/best.py with its results."""
     told = json.loads(best.RECIPES.read_text())
-    assert told == {name: best.recipe(name).to_dict() for name in best.DATASETS}, "run experiments/best.py again"
+    assert told == {name: best.recipe(name).to_dict() for name in best.DATASETS}, (
+        "run reproduction/experiments/best.py again"
+    )
 
 
 @pytest.mark.parametrize("dataset", best.DATASETS)
@@ -124,7 +133,9 @@ def test_every_line_of_the_papers_network_outside_the_grids(dataset):
         assert line["paper"] == published("small", dataset, {"rounds_over_steps": "1/2"}, "ali_dpfl")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments/policies").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "reproduction/experiments/policies").glob("*.toml")), ids=lambda path: path.stem
+)
 def test_every_line_of_a_comparison_of_policies(path):
     settings = tomllib.loads(path.read_text())
     compare = settings.pop("compare")
@@ -169,7 +180,7 @@ def test_there_is_something_to_look_at():
 
 
 def test_the_pictures_are_drawn_from_these_results(tmp_path, monkeypatch):
-    sys.path.insert(0, str(ROOT / "experiments"))
+    sys.path.insert(0, str(ROOT / "reproduction" / "experiments"))
     try:
         import pictures
     finally:
@@ -180,7 +191,7 @@ def test_the_pictures_are_drawn_from_these_results(tmp_path, monkeypatch):
     assert drawn == ["accuracy.svg", "budget.svg", "policies.svg"]
     for name in drawn:
         kept = (ROOT / "docs/pictures" / name).read_bytes()
-        assert (tmp_path / name).read_bytes() == kept, "run experiments/pictures.py again"
+        assert (tmp_path / name).read_bytes() == kept, "run reproduction/experiments/pictures.py again"
 
 
 def test_the_answer_on_adaptivity_is_still_what_the_page_says():
@@ -195,7 +206,7 @@ def test_the_answer_on_adaptivity_is_still_what_the_page_says():
     assert float(mean) > 0 > float(beside)
     told = r"its τ lay below the cap in (\d+) of (\d+) rounds"
     its_own, could = map(int, re.search(told, short).groups())
-    assert its_own < 0.05 * could  # else "mostly whether" in experiments/deciders.py must be thought over
+    assert its_own < 0.05 * could  # else "mostly whether" in reproduction/experiments/deciders.py must be thought over
     by_split = [tuple(map(int, found)) for found in re.findall(r"seed \d+: (\d+) of (\d+)", short)]
     assert sum(own for own, _ in by_split) == its_own
     assert all(own < 0.5 * of for own, of in by_split)
@@ -214,7 +225,7 @@ def test_the_control_is_still_better_than_ali():
 
 
 def test_where_more_steps_make_ratio_worse_is_still_what_the_page_says():
-    """The sentence of experiments/adaptivity.py is written by hand: everywhere but on Fashion-MNIST by rdp-paper."""
+    """The sentence of reproduction/experiments/adaptivity.py is written by hand: everywhere but on Fashion-MNIST by rdp-paper."""
     table = table_so_far(load_grid("small"), {result.key: result for result in read_results(RESULTS / "small.jsonl")})
     means = {(e.dataset, e.accountant, e.column): e.mean for e in table.entries if e.method == "ours:ratio"}
     changes = {
@@ -243,12 +254,13 @@ def test_where_more_steps_make_ratio_worse_is_still_what_the_page_says():
 def test_the_notes_on_policies_quote_the_runs(one, other, told):
     def mean(name):
         lines = [
-            json.loads(line) for line in (ROOT / "results" / "policies" / f"{name}.jsonl").read_text().splitlines()
+            json.loads(line)
+            for line in (ROOT / "reproduction" / "results" / "policies" / f"{name}.jsonl").read_text().splitlines()
         ]
         accuracy = {(line["arm"], line["seed"]): line["accuracy"] for line in lines}
         pairs = [accuracy[one, seed] - accuracy[other, seed] for arm, seed in accuracy if arm == one]
         return f"{sum(pairs) / len(pairs):+.2f}".replace("+", "+ ").replace("-", "- ")
 
-    notes = " ".join((ROOT / "experiments" / "notes.md").read_text().split())
+    notes = " ".join((ROOT / "reproduction" / "experiments" / "notes.md").read_text().split())
     figures = {"digits": "strokes-linear", "network": "strokes-cnn", "synthetic": "synthetic"}
     assert told.format(**{place: mean(name) for place, name in figures.items()}) in notes

@@ -1,4 +1,4 @@
-"""The sections of docs/results.md, of results whose answers are known."""
+"""The sections of docs/explanation/results.md, of results whose answers are known."""
 
 import dataclasses
 import json
@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from reproduction.grid import cells, load_grid
+from reproduction.report import best_fixed, results_report
+from reproduction.results import Results
+from reproduction.tables import as_markdown, table_so_far
 
 from alidpfl.errors import DataError
-from alidpfl.reproduction.grid import cells, load_grid
-from alidpfl.reproduction.report import best_fixed, results_report
-from alidpfl.reproduction.results import Results
-from alidpfl.reproduction.tables import as_markdown, table_so_far
 
 from .made import made_result, overall
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "experiments"))
+sys.path.insert(0, str(ROOT / "reproduction" / "experiments"))
 import adaptivity  # noqa: E402
 import deciders  # noqa: E402
 import differences  # noqa: E402
@@ -300,13 +300,13 @@ def test_figures_in_the_text_are_those_of_the_runs():
     assert told["ali"] == "96.50 % (n = 1)"
     assert told["reached"] == "mnist, R_s = R_c/2 (small): fedavg_dp:tau=3"
     assert told["early_ends"] == "not run"
-    braces = set(re.findall(r"\{(\w+)\}", (ROOT / "experiments" / "differences.md").read_text()))
+    braces = set(re.findall(r"\{(\w+)\}", (ROOT / "reproduction" / "experiments" / "differences.md").read_text()))
     assert braces == told.keys()  # nothing is quoted by hand that could be computed, or computed in vain
 
 
 def test_no_accuracy_in_the_text_is_written_by_hand():
     """But for the paper's own, and for what is told of C and η."""
-    text = (ROOT / "experiments" / "differences.md").read_text()
+    text = (ROOT / "reproduction" / "experiments" / "differences.md").read_text()
     assert set(re.findall(r"\d+\.\d+ ?%", text)) == {"97.58 %"}
 
 
@@ -393,7 +393,7 @@ def test_what_decided_the_steps_of_ali_is_counted():
 
 def test_ali_is_held_against_its_control_in_the_same_cells():
     grid, known = made({"ours:ali": 96.5, "ours:ratio": 94.0}, seeds=2)
-    beside = load_grid(str(ROOT / "experiments" / "control.toml"))
+    beside = load_grid(str(ROOT / "reproduction" / "experiments" / "control.toml"))
     assert adaptivity.control(grid, beside, known) == ""
     chosen = cells(beside, seeds=2, datasets=["mnist"], columns=[COLUMN], accountants=["rdp-paper"])
     for cell, accuracy, steps in zip(chosen, (97.0, 94.5), ([7], [8]), strict=True):
@@ -405,7 +405,7 @@ def test_ali_is_held_against_its_control_in_the_same_cells():
 
 
 def test_the_control_differs_from_ali_in_its_rule_alone():
-    table, beside = load_grid("small"), load_grid(str(ROOT / "experiments" / "control.toml"))
+    table, beside = load_grid("small"), load_grid(str(ROOT / "reproduction" / "experiments" / "control.toml"))
     rule = {"method.policy", "method.local_steps", "method.policy_options.pace_limit"}
     places = {"seeds": 3, "columns": ["R_s = R_c/2", "R_s = R_c/5"], "datasets": ["mnist", "fashion_mnist"]}
     ours, theirs = cells(table, methods=["ours:ali"], **places), cells(beside, **places)

@@ -6,13 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from reproduction.grid import NAMES, SEARCH, cells, load_grid
+from reproduction.published import published
+from reproduction.results import Results
+from reproduction.search import chosen
 
 from alidpfl.errors import ConfigError
 from alidpfl.privacy import PrivacyBudget, max_steps
-from alidpfl.reproduction.grid import NAMES, SEARCH, cells, load_grid
-from alidpfl.reproduction.published import published
-from alidpfl.reproduction.results import Results
-from alidpfl.reproduction.search import chosen
 
 from .made import made_result
 
@@ -62,7 +62,7 @@ def test_every_cell_is_a_valid_configuration_of_its_own(name):
     ("name", "max_rounds", "expected"),
     [
         ("small", 158, [2, 1, 0.5, 0.2]),
-        # These contradict what the paper calls the columns, at its own q, σ and accountant: docs/reproduce.md
+        # These contradict what the paper calls the columns, at its own q, σ and accountant: docs/how-to/reproduce.md
         ("medium", 231, [1.33, 0.74, 0.39, 0.15]),
         ("large", 317, [1.01, 0.53, 0.28, 0.105]),
     ],
@@ -123,19 +123,19 @@ def test_a_grid_that_does_not_exist(tmp_path):
 
 
 def test_a_grid_that_ships_is_itself_by_its_file_too():
-    assert load_grid(str(ROOT / "experiments" / "small.toml")) == load_grid("small")
+    assert load_grid(str(ROOT / "reproduction" / "experiments" / "small.toml")) == load_grid("small")
 
 
 def test_no_other_grid_can_take_the_name_of_one_that_ships(tmp_path):
     """It would stand beside the paper's figures, and write to the lines of that table."""
-    own = (ROOT / "experiments" / "small.toml").read_text().replace("0.015", "0.02")
+    own = (ROOT / "reproduction" / "experiments" / "small.toml").read_text().replace("0.015", "0.02")
     (tmp_path / "small.toml").write_text(own)
     with pytest.raises(ConfigError, match=r"small\.toml has the name of a grid that ships.*rename it"):
         load_grid(str(tmp_path / "small.toml"))
 
 
 def test_the_grid_in_the_docs_is_one(tmp_path):
-    (content,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/reproduce.md").read_text(), re.DOTALL)
+    (content,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/reproduce.md").read_text(), re.DOTALL)
     (tmp_path / "mine.toml").write_text(content)
     listed = list(cells(load_grid(str(tmp_path / "mine.toml"))))
     assert [(cell.method, cell.accountant) for cell in listed] == [("ratio", "pld"), ("ali", "rdp")] * 2
@@ -177,7 +177,7 @@ def test_the_search_is_the_same_for_every_method_of_every_table():
 
 def test_the_tables_take_what_the_search_found(tmp_path):
     results = Results(tmp_path / "results.sqlite")
-    results.read_lines(ROOT / "results" / "tuning.jsonl")
+    results.read_lines(ROOT / "reproduction" / "results" / "tuning.jsonl")
     found = chosen(load_grid(SEARCH), results)
     for name in TABLES:
         grid = load_grid(name)

@@ -4,10 +4,10 @@ import dataclasses
 import json
 
 import pytest
+from reproduction.grid import cells, load_grid
+from reproduction.report import results_report
 
 from alidpfl.privacy import SampledGaussian, epsilon
-from alidpfl.reproduction.grid import cells, load_grid
-from alidpfl.reproduction.report import results_report
 from tests.reproduction.made import made_result
 
 GRID = """title = 'Mine: own'
@@ -82,8 +82,8 @@ def test_who_holds_what_is_drawn_once_for_each_split(tmp_path):
 
 
 def test_splits_that_differ_in_beta_alone_are_two(tmp_path, monkeypatch):
-    monkeypatch.setattr("alidpfl.reproduction.splits.load_data", lambda config: config.data.name)
-    monkeypatch.setattr("alidpfl.reproduction.splits.public_split", lambda config, dataset: [[1]])
+    monkeypatch.setattr("reproduction.splits.load_data", lambda config: config.data.name)
+    monkeypatch.setattr("reproduction.splits.public_split", lambda config, dataset: [[1]])
     listed = cells(load_grid("heterogeneity"), methods=["ours:ali", "adap_dpfl"])
     lines = [json.dumps(dataclasses.asdict(made_result(cell, 60.0))) for cell in listed]
     (tmp_path / "heterogeneity.jsonl").write_text("\n".join(lines) + "\n")

@@ -14,13 +14,13 @@ import sys
 import time
 
 import pytest
+from reproduction.grid import cells, load_grid
+from reproduction.results import Results, read_results
+from reproduction.run import _collected, reproduce, run_cell
+from reproduction.tables import FORMATS, make_table
 from typer.testing import CliRunner
 
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.reproduction.grid import cells, load_grid
-from alidpfl.reproduction.results import Results, read_results
-from alidpfl.reproduction.run import _collected, reproduce, run_cell
-from alidpfl.reproduction.tables import FORMATS, make_table
 from alidpfl.runs import execute, load_config
 from alidpfl.store import RunDirectory
 

@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 import torch
+from reproduction.grid import cells, load_grid
+from reproduction.shared_rounds import SharedRounds, rounds_folder
 
 from alidpfl.errors import ConfigError
-from alidpfl.reproduction import shared_rounds
-from alidpfl.reproduction.grid import cells, load_grid
-from alidpfl.reproduction.shared_rounds import SharedRounds, rounds_folder
 from alidpfl.runs import execute, load_config, simulated
 from alidpfl.types import ClientPlan, ClientUpdate, SecantSums
+from reproduction import shared_rounds
 
 BASE = {
     "data.name": "synthetic",

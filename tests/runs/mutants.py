@@ -8,7 +8,7 @@ RUNS, ENGINES, VAULT = (f"src/alidpfl/{name}" for name in ("runs", "engines", "v
 RUN_MUTANTS = (
     (
         "runs: own files are pooled and dealt out by label",
-        "src/alidpfl/data/split.py",
+        "src/alidpfl/data/partition.py",
         'if split != "natural" and dataset.natural_clients is not None and not dataset.is_synthetic:',
         "if False:",
         REACHES,

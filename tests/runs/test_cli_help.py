@@ -167,11 +167,12 @@ def test_values_are_offered(words, values):
 def test_what_is_offered_is_what_there_is():
     from typing import get_args
 
-    from alidpfl import cli_completion, data, planner
+    from alidpfl import data, planner
+    from alidpfl.cli import completion as cli_completion
+    from alidpfl.config.load import keys
     from alidpfl.privacy import ACCOUNTANTS
-    from alidpfl.reproduction import grid, tables
-    from alidpfl.runs.config_file import keys
-    from alidpfl.vault.source import SplitSource
+    from alidpfl.vault.enrolment import SplitSource
+    from reproduction import grid, tables
 
     assert {section: names.split() for section, names in cli_completion.SETTINGS.items()} == keys()
     assert set(cli_completion.ACCOUNTANTS) == set(ACCOUNTANTS)
@@ -194,5 +195,5 @@ def test_bash_completes_a_value(tmp_path):
     told = {**os.environ, "PATH": places, "PYTHONPROFILEIMPORTTIME": "1"}
     done = subprocess.run(["bash", "-c", script], env=told, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert "offered: privacy.epsilon=" in done.stdout, done
-    assert "alidpfl.cli_completion" in done.stderr  # what was imported
+    assert "alidpfl.cli.completion" in done.stderr  # what was imported
     assert not re.search(r"\| +(torch|numpy|scipy|pydantic)$", done.stderr, re.MULTILINE)

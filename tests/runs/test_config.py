@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alidpfl.config.load import keys, load_config, parse_config
+from alidpfl.config.schema import Config
 from alidpfl.errors import ConfigError
-from alidpfl.runs.config import Config
-from alidpfl.runs.config_file import keys, load_config, parse_config
 from alidpfl.store.toml_writer import to_toml
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from alidpfl import doctor
+from alidpfl.cli import doctor
 from tests.runs.command import alidpfl
 
 

@@ -10,15 +10,15 @@ import torch
 
 from alidpfl import RunDirectory, execute, resume
 from alidpfl.data import load as load_dataset
-from alidpfl.engines.runner import Runner
-from alidpfl.engines.simulation import Simulation
 from alidpfl.errors import AliDpflError, BudgetExceededError, ConfigError
 from alidpfl.federation.client import LocalTrainer
 from alidpfl.federation.loop import Training
 from alidpfl.models import linear
 from alidpfl.privacy import PrivacyBudget, SampledGaussian, epsilon, max_steps, noise_multiplier_for
-from alidpfl.runs import run_data
-from alidpfl.runs.build import prepare
+from alidpfl.runs import data as run_data
+from alidpfl.runs.prepare import prepare
+from alidpfl.simulation.engine import Simulation
+from alidpfl.simulation.runner import Runner
 
 from .command import ADAP, config
 

@@ -9,9 +9,9 @@ from alidpfl import execute, resume
 from alidpfl.dpsgd import RandomStream
 from alidpfl.errors import ConfigError
 from alidpfl.federation import client as client_module
+from alidpfl.flower.config import FlowerOptions
+from alidpfl.flower.run import prepare_over_nodes
 from alidpfl.runs import load_config
-from alidpfl.runs.flower import prepare_over_nodes
-from alidpfl.runs.flower_config import FlowerOptions
 
 from .command import ADAP, config, run_arguments
 from .command import alidpfl as command

@@ -6,7 +6,7 @@ import pytest
 
 from alidpfl import execute
 from alidpfl.runs import load_config
-from alidpfl.runs.build import make_parts
+from alidpfl.runs.prepare import make_parts
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("best-*.toml"))
 

@@ -14,14 +14,15 @@ from alidpfl.dpsgd import RandomStream, SoftmaxClipper, noised_total
 from alidpfl.errors import BudgetExceededError, ConfigError, DataError
 from alidpfl.features import vector_size
 from alidpfl.federation import client as client_module
+from alidpfl.flower.config import FlowerOptions
+from alidpfl.flower.run import prepare_over_nodes
 from alidpfl.privacy import GaussianRelease, PrivacyBudget, SampledGaussian, epsilon, noise_multiplier_for
-from alidpfl.runs import featured, load_config
-from alidpfl.runs.build import make_parts, prepare
+from alidpfl.runs import features as featured
+from alidpfl.runs import load_config
+from alidpfl.runs.auto_plan import planned
 from alidpfl.runs.execute import Listener
-from alidpfl.runs.featured import map_for
-from alidpfl.runs.flower import prepare_over_nodes
-from alidpfl.runs.flower_config import FlowerOptions
-from alidpfl.runs.planned import planned
+from alidpfl.runs.features import map_for
+from alidpfl.runs.prepare import make_parts, prepare
 
 SHAPE = (1, 16, 16)
 

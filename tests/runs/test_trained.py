@@ -6,7 +6,7 @@ import torch
 import alidpfl
 from alidpfl.errors import DataError
 from alidpfl.runs import execute, load_config, load_model
-from alidpfl.runs.run_data import load_data
+from alidpfl.runs.data import load_data
 from alidpfl.store import RunDirectory
 
 SMALL = ("data.clients=3", "federation.max_rounds=4", "run.processes=1")

@@ -11,8 +11,8 @@ import alidpfl
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation.client import LocalTrainer
 from alidpfl.runs import execute, load_config, resume
-from alidpfl.runs.build import prepare
 from alidpfl.runs.execute import Listener
+from alidpfl.runs.prepare import prepare
 from alidpfl.store import RunDirectory
 
 execution = importlib.import_module("alidpfl.runs.execute")  # the package has a function of that name

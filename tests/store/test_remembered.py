@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from alidpfl.store import remembered as module
-from alidpfl.store.remembered import remembered
+from alidpfl.store import cache as module
+from alidpfl.store.cache import remembered
 
 
 class Oracle:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.store import RoundTiming, RunDirectory, describe_environment, files
 from alidpfl.store.environment import _git_state
-from alidpfl.store.lines import parse_record
+from alidpfl.store.files import parse_record
 from alidpfl.types import RoundRecord
 from tests.store.samples import record, tensors
 

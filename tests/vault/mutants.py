@@ -362,14 +362,14 @@ VAULT_MUTANTS = (
     ),
     (
         "vault: a hostile server's markup is printed",
-        "src/alidpfl/cli_vault.py",
+        "src/alidpfl/cli/vault.py",
         "escape(printable(f\"{entry['code']}: {entry['message']}\"))",
         "printable(f\"{entry['code']}: {entry['message']}\")",
         COMMAND,
     ),
     (
         "vault: noted control characters are printed",
-        "src/alidpfl/cli_vault.py",
+        "src/alidpfl/cli/vault.py",
         "escape(printable(f\"{entry['code']}: {entry['message']}\"))",
         "escape(f\"{entry['code']}: {entry['message']}\")",
         COMMAND,

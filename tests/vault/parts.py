@@ -8,15 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from alidpfl.vault.answers import AnswerStore
 from alidpfl.vault.client import VaultClient
-from alidpfl.vault.custody import Vault
-from alidpfl.vault.enrolment import enrol
-from alidpfl.vault.folder import ANSWERS, LEDGER, SOCKET, VaultFolder
-from alidpfl.vault.messages import RoundRequest, decode_answer, encode
+from alidpfl.vault.enrolment import FileSource, enrol
+from alidpfl.vault.folder import ANSWERS, LEDGER, SOCKET, AnswerStore, VaultFolder
+from alidpfl.vault.messages import NoisedUpdate, RoundRequest, decode_answer, encode
 from alidpfl.vault.policy import make_policy
-from alidpfl.vault.source import FileSource
-from alidpfl.vault.update import NoisedUpdate
+from alidpfl.vault.rounds import Vault
 from tests.runs.command import Forked, forked
 
 NUM_RECORDS, NUM_FEATURES, NUM_CLASSES = 40, 6, 3

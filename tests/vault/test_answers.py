@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from alidpfl.errors import DataError
-from alidpfl.vault import answers as answers_module
+from alidpfl.vault import folder as answers_module
 from alidpfl.vault.folder import ANSWERS
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultTroubleError
 

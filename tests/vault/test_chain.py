@@ -96,7 +96,7 @@ def test_a_cut_line_that_a_head_knows_is_refused(chain, paths):
     content = paths[0].read_bytes()
     for end in (len(content) - 1, len(content) - 50, len(content) - len(content.splitlines()[-1]) - 1):
         paths[0].write_bytes(content[:end])
-        with pytest.raises(DataError, match=r"4 whole lines, but .* knows of 5.*docs/vault.md"):
+        with pytest.raises(DataError, match=r"4 whole lines, but .* knows of 5.*docs/how-to/vault.md"):
             reopened(paths)
 
 

@@ -12,17 +12,16 @@ import pytest
 import torch
 
 from alidpfl.dpsgd import RandomStream
-from alidpfl.engines.runner import Runner, SimulationData
 from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.methods import make_method
 from alidpfl.models import make_model
+from alidpfl.simulation.runner import Runner, SimulationData
 from alidpfl.types import ClientPlan, RawSignals
 from alidpfl.vault import chain as chain_module
 from alidpfl.vault.folder import ANSWERS, LEDGER
-from alidpfl.vault.messages import RoundRequest, decode_answer, encode, flat
+from alidpfl.vault.messages import NoisedUpdate, RoundRequest, decode_answer, encode, flat
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultTroubleError
 from alidpfl.vault.status import status
-from alidpfl.vault.update import NoisedUpdate
 
 from .disk import Disk
 from .parts import (

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alidpfl.vault import answers as answers_module
 from alidpfl.vault import chain as chain_module
-from alidpfl.vault import custody, ledger
+from alidpfl.vault import folder as answers_module
+from alidpfl.vault import ledger
+from alidpfl.vault import rounds as custody
 from alidpfl.vault.folder import LEDGER, VaultFolder
-from alidpfl.vault.messages import decode_answer
+from alidpfl.vault.messages import NoisedUpdate, decode_answer
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultUnreachableError
 from alidpfl.vault.status import status
-from alidpfl.vault.update import NoisedUpdate
 
 from .parts import MOST_STEPS, body, made_vault, opened, served, spent
 

@@ -31,8 +31,7 @@ from alidpfl.vault.refusals import (
     VaultRefusedError,
     VaultUnreachableError,
 )
-from alidpfl.vault.service import Service
-from alidpfl.vault.sockets import listening
+from alidpfl.vault.service import Service, listening
 from alidpfl.vault.status import status
 from tests.runs.command import forked
 

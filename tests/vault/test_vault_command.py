@@ -14,13 +14,12 @@ import safetensors.numpy
 import torch
 
 from alidpfl.runs import load_config
-from alidpfl.runs.build import prepare
+from alidpfl.runs.prepare import prepare
+from alidpfl.vault.enrolment import SplitSource
 from alidpfl.vault.folder import HEAD, LEDGER, POLICY, REFUSALS, SOCKET, VaultFolder
-from alidpfl.vault.inspection import check_plan
 from alidpfl.vault.messages import encode
-from alidpfl.vault.policy import read_policy
+from alidpfl.vault.policy import check_plan, read_policy
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, refusal
-from alidpfl.vault.source import SplitSource
 from alidpfl.vault.status import status
 from tests.runs.command import alidpfl, forked
 
@@ -123,7 +122,7 @@ def test_the_program_in_the_documentation_talks_to_a_vault(tmp_path):
 
 
 def test_the_run_in_the_documentation_fits_its_vault(tmp_path):
-    """docs/deploy.md: the command that enrols and the run.toml beside it, with other paths."""
+    """docs/how-to/deploy.md: the command that enrols and the run.toml beside it, with other paths."""
     text = (ROOT / "docs" / "deploy.md").read_text()
     (command,) = re.findall(r"alidpfl (vault init .*?)\n```", text, re.DOTALL)
     (run,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)

@@ -5,9 +5,9 @@ too little noise, a gradient that is not clipped, or noise that was left out.
 """
 
 from alidpfl.audit.configured import audit_config, subject_of
+from alidpfl.audit.findings import Audit
 from alidpfl.audit.one_run import RunAudit, audit_run
 from alidpfl.audit.one_step import StepAudit, audit_step
-from alidpfl.audit.report import Audit
 from alidpfl.audit.subject import Subject
 
 __all__ = ["Audit", "RunAudit", "StepAudit", "Subject", "audit_config", "audit_run", "audit_step", "subject_of"]

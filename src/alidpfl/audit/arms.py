@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from alidpfl.audit.gradients import CanaryGradients
+from alidpfl.audit.canaries import CanaryGradients
 from alidpfl.audit.subject import Subject
 from alidpfl.dpsgd import RandomStream
 from alidpfl.federation.client import ClientData, LocalTrainer

@@ -3,15 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
+from alidpfl.audit.findings import Audit
 from alidpfl.audit.one_run import audit_run, check_canaries
 from alidpfl.audit.one_step import audit_step, check_confidence, check_draws
-from alidpfl.audit.report import Audit
 from alidpfl.audit.subject import Subject
 from alidpfl.inputs import checks
 from alidpfl.runs import Config
-from alidpfl.runs.build import accountant_of, build_model, make_parts, make_settings, releases_before
-from alidpfl.runs.featured import featured
-from alidpfl.runs.run_data import load_data, simulation_data
+from alidpfl.runs.data import load_data, simulation_data
+from alidpfl.runs.features import featured
+from alidpfl.runs.prepare import accountant_of, build_model, make_parts, make_settings, releases_before
 from alidpfl.types import OnProgress
 
 

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from alidpfl.audit.bounds import one_run_epsilon_bound
-from alidpfl.audit.canaries import Canaries, make_canaries
-from alidpfl.audit.gradients import CanaryGradients
+from alidpfl.audit.canaries import Canaries, CanaryGradients, make_canaries
 from alidpfl.audit.one_step import check_confidence
 from alidpfl.audit.subject import Subject, stream
-from alidpfl.engines.federation import EngineAround, Federation
-from alidpfl.engines.runner import SimulationData
-from alidpfl.engines.simulation import Simulation
+from alidpfl.federation.federation import EngineAround, Federation
 from alidpfl.inputs import checks
 from alidpfl.policies import make_policy
+from alidpfl.simulation.engine import Simulation
+from alidpfl.simulation.runner import SimulationData
 from alidpfl.types import ClientPlan, ClientUpdate, OnProgress
 
 _CANARIES, _COINS = 3, 4  # numbers of streams

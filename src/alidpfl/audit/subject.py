@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.dpsgd import RandomStream
-from alidpfl.engines.federation import ledger_for
 from alidpfl.errors import ConfigError
+from alidpfl.federation.federation import ledger_for
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
 from alidpfl.methods import Method, Objective

@@ -11,9 +11,8 @@ from alidpfl.data.catalogue import NAMES, load
 from alidpfl.data.dataset import Dataset, LabelledData, scaled_images
 from alidpfl.data.directories import download_directory
 from alidpfl.data.download import get
-from alidpfl.data.holdout import held_out_rows
 from alidpfl.data.own import from_clients
-from alidpfl.data.partition import dirichlet, iid, label_counts, small_clients
+from alidpfl.data.partition import dirichlet, held_out_rows, iid, label_counts, small_clients
 from alidpfl.data.sources import SOURCES, Source
 
 __all__ = [

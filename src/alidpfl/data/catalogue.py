@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from alidpfl.data import cifar, directories
+from alidpfl.data import directories, readers
 from alidpfl.data.dataset import (
     DEFAULT_PIXEL_RANGE,
     Dataset,
@@ -16,15 +16,15 @@ from alidpfl.data.dataset import (
     checked_pixel_range,
     scaled_images,
 )
-from alidpfl.data.idx import read_images_and_labels
-from alidpfl.data.npz import load_npz
+from alidpfl.data.directories import user_cache
+from alidpfl.data.own import load_npz
+from alidpfl.data.readers import read_images_and_labels
 from alidpfl.data.sources import CIFAR10, FASHION_MNIST, MNIST, Source
-from alidpfl.data.strokes_cache import load_or_draw
+from alidpfl.data.strokes import load_or_draw
 from alidpfl.data.synthetic import SyntheticSettings, make_synthetic
 from alidpfl.errors import ConfigError
-from alidpfl.inputs.lookup import named
+from alidpfl.inputs.names import named
 from alidpfl.types import OnProgress
-from alidpfl.user_cache import user_cache
 
 NAMES = ("strokes", "mnist", "fashion_mnist", "cifar10", "synthetic", "npz")
 """The data sets that `load` knows."""
@@ -106,10 +106,10 @@ def _load_idx(source: Source, data_dir: Path | None, pixel_range: PixelRange) ->
 def _load_cifar(data_dir: Path | None, pixel_range: PixelRange) -> Dataset:
     found = directories.find(CIFAR10, data_dir)
     train, test = (
-        _labelled(*cifar.read_batches(paths, _remedy(CIFAR10, data_dir)), pixel_range)
+        _labelled(*readers.read_batches(paths, _remedy(CIFAR10, data_dir)), pixel_range)
         for paths in (found.files[:-1], found.files[-1:])
     )
-    return Dataset(name="cifar10", train=train, test=test, num_classes=cifar.NUM_CLASSES, is_synthetic=False)
+    return Dataset(name="cifar10", train=train, test=test, num_classes=readers.NUM_CLASSES, is_synthetic=False)
 
 
 def _remedy(source: Source, data_dir: Path | None) -> str:

@@ -7,11 +7,8 @@ from pathlib import Path
 
 from alidpfl.data.sources import Source
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.user_cache import user_cache
 
 DATA_DIR_VARIABLE = "ALIDPFL_DATA_DIR"
-
-_CIFAR_PICKLES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +49,6 @@ def layouts(source: Source) -> tuple[Layout, ...]:
     match source.name:
         case "fashion_mnist":  # of the Debian package dataset-fashion-mnist
             return own, Layout(name="debian", folder="/usr/share/datasets/fashion-mnist", files=files)
-        case "cifar10":
-            return own, Layout(name="python", folder="cifar-10-batches-py", files=_CIFAR_PICKLES)
         case _:
             return (own,)
 
@@ -102,3 +97,10 @@ def how_to_get(source: Source, data_dir: Path | None = None) -> str:
     """The command that downloads the data set."""
     where = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
     return f"run `alidpfl data get {source.name}{where}` (about {source.megabytes} MB)"
+
+
+def user_cache() -> Path:
+    """$XDG_CACHE_HOME/alidpfl, else ~/.cache/alidpfl. It need not exist yet."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification: a relative path is to be ignored.
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "alidpfl"

@@ -6,12 +6,12 @@ import zlib
 from pathlib import Path
 from typing import IO
 
-from alidpfl.data import files
 from alidpfl.data.directories import DATA_DIR_VARIABLE, present
+from alidpfl.data.files import digest, replacing, settle
 from alidpfl.data.sources import SOURCES, KnownFile, Source
 from alidpfl.data.transfer import fetch
 from alidpfl.errors import DataError
-from alidpfl.inputs.lookup import named
+from alidpfl.inputs.names import named
 from alidpfl.types import OnProgress, OnShare
 
 
@@ -50,7 +50,7 @@ def is_whole(path: Path, known: KnownFile) -> bool:
     """True where `path`, or the same with `.gz`, is there and holds what was published."""
     found = present(path)
     try:
-        return found is not None and files.digest(found) == known.sha256
+        return found is not None and digest(found) == known.sha256
     except (OSError, EOFError, zlib.error):
         return False
 
@@ -85,7 +85,7 @@ def _fetch_checked(url: str, target: Path, expected: str, algorithm: str, on_sha
         fetched = fetch(url, target, on_share)
         found = _sum_of_part(fetched.path, target, algorithm)
         if found == expected:
-            files.settle(fetched.path, target)
+            settle(fetched.path, target)
             return
         fetched.path.unlink()
         if not fetched.was_resumed:  # otherwise its beginning may have been of another file: once more, from the start
@@ -95,7 +95,7 @@ def _fetch_checked(url: str, target: Path, expected: str, algorithm: str, on_sha
 def _sum_of_part(part: Path, target: Path, algorithm: str) -> str:
     try:
         is_packed = algorithm == "sha256" and target.suffix == ".gz"
-        return files.digest(part, algorithm, is_packed=is_packed)
+        return digest(part, algorithm, is_packed=is_packed)
     except (EOFError, zlib.error, OSError) as error:
         return f"none: {error}"
 
@@ -121,9 +121,13 @@ def _unpack(source: Source, archive: Path, folder: Path, report: OnProgress) -> 
 
 def _write_checked(content: IO[bytes], path: Path, known: KnownFile) -> None:
     total = hashlib.sha256()
-    with files.replacing(path) as file:
+    with replacing(path) as file:
         while block := content.read(1 << 20):
             file.write(block)
             total.update(block)
         if total.hexdigest() != known.sha256:  # inside `with`: then the file never takes its name
             raise DataError(f"{known.name} in the archive has other contents than published")
+
+
+# What a damaged file can raise: zipfile and numpy check most of it, each in its own way, and so do decompressors,
+# which a damaged directory may call for. A header may also ask for more memory than there is.

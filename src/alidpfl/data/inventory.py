@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from alidpfl.data import cifar, directories
+from alidpfl.data import directories, readers
 from alidpfl.data.directories import Location
 from alidpfl.data.download import is_whole
 from alidpfl.data.sources import CIFAR10, SOURCES, Source
@@ -69,7 +69,7 @@ def _broken_files(source: Source, found: Location) -> list[str]:
 
 def _is_readable(path: Path) -> bool:
     try:
-        cifar.read_batch(path, directories.how_to_get(CIFAR10))
+        readers.read_batch(path, directories.how_to_get(CIFAR10))
     except DataError:
         return False
     return True

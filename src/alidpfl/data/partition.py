@@ -1,11 +1,14 @@
 """Who holds which sample: even random splits, and splits that are skewed by label. Pure: numbers in, indices out."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
+from alidpfl.data.dataset import Dataset
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
 
@@ -153,3 +156,66 @@ def _check_sizes(num_samples: int, num_clients: int, min_samples: int) -> None:
             f"num_clients={num_clients} with at least {min_samples} samples each need {num_clients * min_samples} "
             f"samples, but there are {num_samples}; take fewer clients or lower min_samples"
         )
+
+
+Split: TypeAlias = Literal["iid", "dirichlet", "natural"]
+
+
+def client_rows(
+    dataset: Dataset,
+    split: Split,
+    *,
+    clients: int,
+    dirichlet_beta: float,
+    seed: int,
+    min_samples: int = DEFAULT_MIN_SAMPLES,
+    among: Tensor | None = None,
+) -> list[Tensor]:
+    """Rows of the training set of each client; where `among` is given, of those rows only.
+
+    >>> from alidpfl.data import load
+    >>> made = load("synthetic", clients=3)
+    >>> parts = client_rows(made, "iid", clients=2, dirichlet_beta=0.5, seed=0)
+    >>> sum(len(rows) for rows in parts) == len(made.train)
+    True
+    """
+    rows = torch.arange(len(dataset.train)) if among is None else among
+    if split != "natural" and dataset.natural_clients is not None and not dataset.is_synthetic:
+        # One record more would deal all of them out anew, and sizes, which are public, would follow from labels.
+        raise ConfigError(
+            f"partition={split!r}: {dataset.name} says who holds what, and its clients' records are not to be pooled "
+            "and dealt out again; leave the partition out, or set natural"
+        )
+    if split == "natural":
+        if dataset.natural_clients is None:
+            raise ConfigError(f"{dataset.name} does not say who holds what; split it by dirichlet or iid, not natural")
+        is_private = torch.zeros(len(dataset.train), dtype=torch.bool)
+        is_private[rows] = True
+        return [own[is_private[own]] for own in dataset.natural_clients]
+    if split == "iid":
+        parts = iid(len(rows), clients, seed)
+    else:
+        labels = dataset.train.targets[rows].numpy()
+        parts = dirichlet(labels, clients, dirichlet_beta, seed, min_samples=min_samples)
+    return [rows[torch.from_numpy(part)] for part in parts]
+
+
+_STREAM = 3  # other numbers than the partition draws from the same seed
+
+
+def held_out_rows(num_samples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows to learn from and rows held out, both sorted; a fraction of 0 holds out none.
+
+    >>> kept, held_out = held_out_rows(10, 0.2, seed=0)
+    >>> len(kept), len(held_out)
+    (8, 2)
+    """
+    rule = "must be at least 0 and below 1, such as 0.1"
+    fraction = checks.real("fraction", fraction, low=0, below=1, rule=rule)
+    checks.whole("seed", seed)
+    count = round(fraction * num_samples)
+    if count >= num_samples or (fraction > 0 and count == 0):
+        raise ConfigError(f"fraction={fraction:g} of {num_samples} samples leaves a part empty; take another fraction")
+    order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_STREAM, seed]))).permutation(num_samples)
+    held_out, kept = (torch.from_numpy(np.sort(part)) for part in (order[:count], order[count:]))
+    return kept, held_out

@@ -15,13 +15,12 @@ Sample a batch (`poisson_sample`), clip every sample's gradient exactly (`PerSam
 """
 
 from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, Clipper, PerSampleClipper, cross_entropy
-from alidpfl.dpsgd.grid import Grid
+from alidpfl.dpsgd.grid_noise import Grid
 from alidpfl.dpsgd.one_by_one import OneByOneClipper
 from alidpfl.dpsgd.randomness import RandomStream
 from alidpfl.dpsgd.release import noised_total
-from alidpfl.dpsgd.sampling import poisson_sample
 from alidpfl.dpsgd.softmax import SoftmaxClipper, is_softmax_regression
-from alidpfl.dpsgd.step import StepResult, StepSettings, add_noise, dp_sgd_step, noised_sum
+from alidpfl.dpsgd.step import StepResult, StepSettings, add_noise, dp_sgd_step, noised_sum, poisson_sample
 
 __all__ = [
     "BatchStatistics",

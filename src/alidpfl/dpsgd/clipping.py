@@ -11,20 +11,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.conv import can_defer
-from alidpfl.dpsgd.filling import even_products, filled, filled_size, linear_layers, whole_size
-from alidpfl.dpsgd.gradients import Deferred, Storage, clip_factors, to_drop
+from alidpfl.dpsgd.gradient_forms import Deferred, Storage, clip_factors, to_drop
 from alidpfl.dpsgd.guards import details_withheld, full_precision, model_randomness
-from alidpfl.dpsgd.model_check import check_model, check_modes, trained_parameters
-from alidpfl.dpsgd.probe import (
+from alidpfl.dpsgd.model_check import (
     NUM_PROBES,
     check_agreement,
+    check_model,
+    check_modes,
     check_moved,
     made_up,
     no_buffer_changes,
     one_by_one,
     other_weights,
+    trained_parameters,
     trial,
 )
+from alidpfl.dpsgd.padding import even_products, filled, filled_size, linear_layers, whole_size
 from alidpfl.dpsgd.recording import Recording, find_units
 from alidpfl.dpsgd.relu_pool import join_relu_and_pool
 from alidpfl.errors import ConfigError, DataError

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from alidpfl.dpsgd.conv import conv2d_gradients
-from alidpfl.dpsgd.filling import even_gram, even_products_of
-from alidpfl.dpsgd.gradients import (
+from alidpfl.dpsgd.gradient_forms import (
     Bilinear,
     Deferred,
     SampleGradients,
@@ -24,6 +24,8 @@ from alidpfl.dpsgd.gradients import (
     squared_rows,
     stored,
 )
+from alidpfl.dpsgd.padding import even_gram, even_products_of
+from alidpfl.errors import UnsupportedModelError
 
 LayerRule = Callable[[nn.Module, Sequence[str], Tensor, Tensor, Storage], dict[str, SampleGradients | Deferred]]
 
@@ -158,3 +160,28 @@ RULES: dict[type[nn.Module], LayerRule] = {
 def has_rule(module: nn.Module) -> bool:
     """Whether a rule serves this module; subclasses do not count, since they may compute something else."""
     return type(module) in RULES and getattr(module, "padding_mode", "zeros") == "zeros"
+
+
+def vmap_gradients(
+    module: nn.Module,
+    names: Sequence[str],
+    inputs: tuple[Tensor, ...],
+    grad_outputs: tuple[Tensor, ...],
+) -> dict[str, SampleGradients]:
+    """Gradients of <output, grad_output> sample by sample, vectorised; every input and output is (B, ...)."""
+    values = {name: module.get_parameter(name).detach() for name in names}
+
+    def weighted_output(parameters: dict[str, Tensor], sample: tuple[Tensor, ...], grads: tuple[Tensor, ...]) -> Tensor:
+        output = functional_call(module, parameters, tuple(t.unsqueeze(0) for t in sample))
+        outputs = (output,) if isinstance(output, Tensor) else tuple(t for t in output if t is not None)
+        return torch.stack([(o[0] * g).sum() for o, g in zip(outputs, grads, strict=True)]).sum()
+
+    try:
+        found = vmap(grad(weighted_output), in_dims=(None, 0, 0))(values, inputs, grad_outputs)
+    except RuntimeError as error:  # an operation that vmap cannot follow, or randomness inside the module
+        raise UnsupportedModelError(
+            f"{type(module).__name__} has no rule for per-sample gradients, and torch.func.vmap cannot run it "
+            f"({str(error).splitlines()[0]}); build it from Linear, Conv2d, Embedding, GroupNorm, LayerNorm and layers "
+            "without parameters, keep dropout outside of it, or freeze it"
+        ) from error
+    return {name: stored(gradient) for name, gradient in found.items()}

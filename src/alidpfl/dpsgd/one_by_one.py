@@ -12,8 +12,17 @@ from torch import Tensor, nn
 
 from alidpfl.dpsgd.clipping import Loss, cross_entropy
 from alidpfl.dpsgd.guards import details_withheld, full_precision, model_randomness
-from alidpfl.dpsgd.model_check import check_model, check_modes, trained_parameters
-from alidpfl.dpsgd.probe import NUM_PROBES, check_moved, made_up, no_buffer_changes, other_weights, trial
+from alidpfl.dpsgd.model_check import (
+    NUM_PROBES,
+    check_model,
+    check_modes,
+    check_moved,
+    made_up,
+    no_buffer_changes,
+    other_weights,
+    trained_parameters,
+    trial,
+)
 from alidpfl.dpsgd.softmax import is_softmax_regression
 from alidpfl.errors import ConfigError, DataError, UnsupportedModelError
 

@@ -6,7 +6,7 @@ simulation can be repeated; whoever knows the seed can subtract the noise, so it
 Both give the same distribution from the same code.
 
 What is not covered: Gaussian samples are float32, and floating-point noise has gaps that an attacker who sees exact
-outputs may exploit (Mironov 2012). `rounded_gaussian` draws whole numbers instead, exactly: docs/floating-point.md.
+outputs may exploit (Mironov 2012). `rounded_gaussian` draws whole numbers instead, exactly: docs/explanation/floating-point.md.
 """
 
 import hashlib

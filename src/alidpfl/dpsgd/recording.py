@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from alidpfl.dpsgd.fallback import vmap_gradients
-from alidpfl.dpsgd.gradients import Deferred, SampleGradients, Storage
-from alidpfl.dpsgd.layers import RULES, has_rule
+from alidpfl.dpsgd.gradient_forms import Deferred, SampleGradients, Storage
+from alidpfl.dpsgd.layers import RULES, has_rule, vmap_gradients
 from alidpfl.errors import UnsupportedModelError
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from alidpfl.dpsgd.clipping import SAFETY, check_clip_norm
-from alidpfl.dpsgd.gradients import clip_factors, squared_norms, to_drop
-from alidpfl.dpsgd.grid import Grid
+from alidpfl.dpsgd.gradient_forms import clip_factors, squared_norms, to_drop
+from alidpfl.dpsgd.grid_noise import Grid
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.dpsgd.step import add_noise
 from alidpfl.inputs import checks

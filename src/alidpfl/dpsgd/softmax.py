@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from alidpfl.dpsgd import native
 from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, check_clip_norm
-from alidpfl.dpsgd.filling import filled, filled_size
-from alidpfl.dpsgd.gradients import clip_factors, precise, squared_norms, to_drop
+from alidpfl.dpsgd.gradient_forms import clip_factors, precise, squared_norms, to_drop
 from alidpfl.dpsgd.guards import full_precision
+from alidpfl.dpsgd.padding import filled, filled_size
 from alidpfl.errors import ConfigError, DataError
 
 # Records of one group are added in float32, groups in double. Groups are of m neighbouring places among a client's

@@ -7,7 +7,7 @@
 10554
 """
 
-from alidpfl.features.block import Block
+from alidpfl.features.blocks import Block
 from alidpfl.features.maps import FeatureMap
 from alidpfl.features.standardiser import Standardiser, vector_size
 

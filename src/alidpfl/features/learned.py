@@ -1,7 +1,7 @@
 """Filters learnt from made-up pictures: no data were used.
 
-`leaves` were taught which views are of the same picture, of leaves that fall on one another (experiments/pretrain.py);
-`garments` to tell ten kinds of drawn garments apart (experiments/pretrain_garments.py). They are constants of the
+`leaves` were taught which views are of the same picture, of leaves that fall on one another (reproduction/experiments/pretrain.py);
+`garments` to tell ten kinds of drawn garments apart (reproduction/experiments/pretrain_garments.py). They are constants of the
 program, as wavelets are: computing them costs no privacy.
 """
 
@@ -16,7 +16,7 @@ from safetensors.torch import load
 from torch import Tensor
 from torch.nn import functional as F
 
-from alidpfl.features.block import Block
+from alidpfl.features.blocks import Block
 
 LEARNED = ("leaves", "garments")
 """What filters were learnt from."""

@@ -12,13 +12,65 @@ another, so that what is passed over several times stays in the processor's cach
 rounding in one of them would depend on the other.
 """
 
+import math
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from alidpfl.errors import ConfigError
-from alidpfl.features import morlet
-from alidpfl.features.bases import on_both_axes
-from alidpfl.features.morlet import ANGLES, SCALES
+from alidpfl.features.blocks import ANGLES, FIRST_ANGLE, SCALES, on_both_axes
+
+_WIDTH = 0.8  # standard deviation at the finest scale, pixels
+_FREQUENCY = 3 / 4 * math.pi  # of the plane wave at the finest scale
+_SLANT = 4 / ANGLES  # width along the wave over width across it
+_PI = 3.1415  # kymatio's, in the filters' height; with π all would be 3e-5 lower
+_WRAPS = 2  # periods on either side whose tails are added: the widest Gaussian ends well within them
+
+Floats = NDArray[np.float64]
+
+
+def wavelet_spectra(side: int, scale: int) -> Floats:
+    """(8, side, side): Fourier transforms of the wavelets of one `scale`, 0 or 1, on a torus of `side` pixels."""
+    return np.stack([_wavelet_spectrum(side, scale, (FIRST_ANGLE - i) * math.pi / ANGLES) for i in range(ANGLES)])
+
+
+def smoothing(side: int, halvings: int) -> Floats:
+    """(side/4 − 2, side/2^halvings): along one axis, the Gaussian at every fourth pixel, without those of the padding.
+
+    `side` is that of the torus before it was subsampled by 2 for `halvings` times; the Gaussian's spectrum is cut to
+    the frequencies that are left. A Gaussian is the product of one along each axis: in two dimensions, apply it twice.
+    """
+    width = _WIDTH * 2 ** (SCALES - 1)
+    place = np.arange(-_WRAPS * side, (_WRAPS + 1) * side)
+    gaussian = np.exp(-(place**2) / (2 * width**2)) / (math.sqrt(2 * _PI) * width)
+    spectrum = np.fft.fft(_wrapped(gaussian, side)).real
+    left = side >> halvings
+    kernel = np.fft.ifft(np.concatenate([spectrum[: left // 2], spectrum[-(left // 2) :]])).real
+    kept = np.arange(1, side // 2**SCALES - 1) * 2 ** (SCALES - halvings)
+    matrix: Floats = kernel[(kept[:, None] - np.arange(left)[None]) % left]
+    return matrix
+
+
+def _wavelet_spectrum(side: int, scale: int, angle: float) -> Floats:
+    width, frequency = _WIDTH * 2**scale, _FREQUENCY / 2**scale
+    place = np.arange(-_WRAPS * side, (_WRAPS + 1) * side)
+    rows, columns = place[:, None], place[None]
+    along = rows * math.cos(angle) + columns * math.sin(angle)
+    across = columns * math.cos(angle) - rows * math.sin(angle)
+    envelope = np.exp(-(along**2 + (_SLANT * across) ** 2) / (2 * width**2)) / (2 * _PI * width**2 / _SLANT)
+    wave = envelope * np.exp(1j * frequency * along)
+    wavelet = wave - wave.sum() / envelope.sum() * envelope
+    return np.fft.fft2(_wrapped(_wrapped(wavelet, side).T, side).T).real
+
+
+def _wrapped(values: NDArray[Any], side: int) -> NDArray[Any]:
+    """Sum over the periods of the first axis."""
+    wrapped: NDArray[Any] = values.reshape(-1, side, *values.shape[1:]).sum(0)
+    return wrapped
+
 
 STRIDE = 2**SCALES
 """Pixels of the image for one of the output, along each axis."""
@@ -36,12 +88,12 @@ class Scattering:
         self.side = side
         padded = side + 2 * STRIDE
         self._mirrored = _mirrored(side, STRIDE)
-        self._fine = _as_factors(torch.from_numpy(morlet.wavelet_spectra(padded, 0)))  # (8, P * P * 2)
-        coarse = torch.from_numpy(morlet.wavelet_spectra(padded, 1))
+        self._fine = _as_factors(torch.from_numpy(wavelet_spectra(padded, 0)))  # (8, P * P * 2)
+        coarse = torch.from_numpy(wavelet_spectra(padded, 1))
         # A quarter: of the four frequencies that fall onto one, subsampling gives the mean.
         self._coarse = _as_factors(_by_alias(coarse) / 4)  # (4, 8, P/2 * P/2 * 2)
         self._smooth_full, self._smooth_half = (
-            torch.from_numpy(morlet.smoothing(padded, halvings)).float() for halvings in (0, 1)
+            torch.from_numpy(smoothing(padded, halvings)).float() for halvings in (0, 1)
         )
 
     @torch.no_grad()

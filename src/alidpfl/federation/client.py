@@ -7,6 +7,7 @@ by name and are outside every guarantee.
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from alidpfl.dpsgd import (
@@ -24,15 +25,13 @@ from alidpfl.dpsgd import (
     poisson_sample,
 )
 from alidpfl.dpsgd.clipping import SAFETY
-from alidpfl.dpsgd.rounded_gaussian import thresholds
+from alidpfl.dpsgd.grid_noise import thresholds
 from alidpfl.dpsgd.step import NO_CLIPPING, NO_NOISE
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.federation.params import flatten, load
-from alidpfl.federation.process import steady_arithmetic
-from alidpfl.federation.raw_signals import raw_signals
-from alidpfl.federation.secants import Noise, secant, squared_norm, total
-from alidpfl.methods.objective import Objective
-from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, Release, SecantSums
+from alidpfl.federation.curvature import Noise, secant, squared_norm, total
+from alidpfl.federation.tensors import flatten, load, steady_arithmetic, trained
+from alidpfl.methods.method import Objective
+from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, RawSignals, Release, SecantSums
 
 _NOT_PRIVATE = frozenset({NO_NOISE, NO_CLIPPING})
 
@@ -211,3 +210,35 @@ class _NoisedGradients:
     def gradient_norm(self) -> float | None:
         """Mean over the round's steps of the de-biased norms."""
         return sum(self._norms) / len(self._norms) if self._norms else None
+
+
+MOST_RECORDS = 128
+"""Of a client, evenly spread: full gradients of 6,000 records would take fifty times as long as the training itself.
+
+On MNIST the ratio of 128 records is within 20 to 30 % of that of 2,048 for a client, and it changes by more from round
+to round: the mean over clients hardly feels it, and τ goes with its root.
+"""
+
+
+def raw_signals(objective: Objective, before: Tensor, after: Tensor, data: "ClientData") -> RawSignals:
+    """μ = ‖∇F_i(w_i) − ∇F_i(w)‖ / ‖w_i − w‖ and the losses at both ends.
+
+    A secant's ratio lies between the smallest and the largest curvature: it measures smoothness, not the strong
+    convexity that the paper calls μ.
+    """
+    records = torch.linspace(0, len(data) - 1, min(len(data), MOST_RECORDS)).long()
+    inputs, targets = data.batch(records)
+    loss_before, gradient_before = _loss_and_gradient(objective, before, inputs, targets)
+    loss_after, gradient_after = _loss_and_gradient(objective, after, inputs, targets)
+    moved = float((after - before).double().norm())
+    change = float((gradient_after - gradient_before).norm())
+    return RawSignals(curvature=change / moved if moved > 0 else 0.0, loss_before=loss_before, loss_after=loss_after)
+
+
+def _loss_and_gradient(objective: Objective, weights: Tensor, inputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:
+    parameters = trained(objective.model)
+    device = next(iter(parameters.values())).device
+    load(weights, parameters)
+    loss = objective.loss(objective.model(inputs.to(device)), targets.to(device)).mean()
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    return float(loss.detach()), torch.cat([g.reshape(-1) for g in gradients]).double()

@@ -13,11 +13,65 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from alidpfl.federation.secants import Noise, secant
 from alidpfl.policies import CurvatureEstimate, pool
 from alidpfl.types import ClientId, ClientPlan, ClientUpdate, SecantSums
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """What is random in a gradient."""
+
+    variance: float
+    """s², of each coordinate, by the noise added."""
+    sampling: float
+    """Most that the sampling of batches adds to E‖n‖²."""
+
+    @classmethod
+    def of(cls, plan: ClientPlan, num_records: int) -> "Noise":
+        """Of one client's gradient under this plan."""
+        batch_size = plan.sample_rate * num_records
+        return cls(
+            variance=(plan.noise_multiplier * plan.clip_norm / batch_size) ** 2,
+            sampling=(1 - plan.sample_rate) * plan.clip_norm**2 / batch_size,
+        )
+
+    def scaled(self, factor: float) -> "Noise":
+        """Of `factor` times the gradient, `factor` given squared."""
+        return Noise(variance=factor * self.variance, sampling=factor * self.sampling)
+
+
+@torch.no_grad()
+def secant(change: Tensor, moved: Tensor, first: Noise, second: Noise, step_size: float) -> SecantSums:
+    """Of one pair: `change` is g̃' − g̃, `moved` is w' − w, and `step_size` is c."""
+    num_params, displacement = moved.numel(), squared_norm(moved)
+    added = first.variance * num_params
+    variance = (first.variance + second.variance) * displacement + step_size**2 * added * first.variance
+    return SecantSums(
+        product=float(torch.dot(change.double(), moved.double())),
+        displacement=displacement,
+        noise=step_size * (added + first.sampling),
+        noise_variance=variance,
+    )
+
+
+def total(pairs: list[SecantSums]) -> SecantSums | None:
+    """Sums over pairs; None without any. Neighbours share a noise, but along different moves: hardly correlated."""
+    if not pairs:
+        return None
+    return SecantSums(
+        product=sum(pair.product for pair in pairs),
+        displacement=sum(pair.displacement for pair in pairs),
+        noise=sum(pair.noise for pair in pairs),
+        noise_variance=sum(pair.noise_variance for pair in pairs),
+    )
+
+
+def squared_norm(vector: Tensor) -> float:
+    """‖v‖², summed in double."""
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2
 
 
 @dataclass(frozen=True, kw_only=True)

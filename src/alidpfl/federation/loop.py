@@ -10,9 +10,8 @@ from torch import Tensor
 from alidpfl.federation import server
 from alidpfl.federation.curvature import CurvatureTracker
 from alidpfl.federation.planning import BYTES_PER_NUMBER, Observed, RoundPlanner
-from alidpfl.federation.progress import Outlook, Progress
 from alidpfl.federation.server import ServerSettings, ServerState
-from alidpfl.federation.settings import Engine, FederationSettings
+from alidpfl.federation.settings import Engine, FederationSettings, Outlook, Progress
 from alidpfl.methods import Method
 from alidpfl.policies import Decision, Policy
 from alidpfl.privacy import Ledger

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from alidpfl.errors import ConfigError
-from alidpfl.federation.progress import Progress
-from alidpfl.federation.settings import FederationSettings
+from alidpfl.federation.settings import FederationSettings, Progress
 from alidpfl.inputs import checks
 from alidpfl.methods import Method
 from alidpfl.policies import Decision, Policy, Situation, learning_rate

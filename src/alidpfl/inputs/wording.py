@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-from alidpfl.inputs.lookup import nearest
-from alidpfl.inputs.quantities import as_bytes, as_seconds
+from alidpfl.inputs.checks import as_bytes, as_seconds
+from alidpfl.inputs.names import nearest
 
 _LONGEST_VALUE = 200  # of a value in an error message
 _MOST_PROBLEMS = 5  # that one error tells of

@@ -4,12 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from alidpfl.errors import ConfigError
-from alidpfl.inputs.lookup import named
+from alidpfl.inputs.names import named
 from alidpfl.methods.adap_dpfl import AdapDpfl
-from alidpfl.methods.ali_dpfl import ali_dpfl
-from alidpfl.methods.fedavg_dp import FedAvgDp
-from alidpfl.methods.method import Method, Numbers, State
-from alidpfl.methods.objective import Objective
+from alidpfl.methods.fedavg_dp import FedAvgDp, ali_dpfl
+from alidpfl.methods.method import Method, Numbers, Objective, State
 from alidpfl.methods.pe_dpfl import PeDpfl
 
 METHODS: dict[str, Callable[..., Method]] = {

@@ -16,8 +16,7 @@ from torch import nn
 from alidpfl.dpsgd import cross_entropy
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
-from alidpfl.methods.method import Numbers, State
-from alidpfl.methods.objective import Objective
+from alidpfl.methods.method import Numbers, Objective, State
 from alidpfl.types import ClientId, ClientUpdate, Release, Signal
 
 _FALLS = 3  # in a row

@@ -9,8 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from alidpfl.dpsgd import cross_entropy
-from alidpfl.methods.method import SameForAll
-from alidpfl.methods.objective import Objective
+from alidpfl.methods.method import Objective, SameForAll
 from alidpfl.types import Release, Signal
 
 
@@ -27,3 +26,8 @@ class FedAvgDp(SameForAll):
     def objective(self, model: nn.Module) -> Objective:
         """Plain cross-entropy."""
         return Objective(model=model, loss=cross_entropy)
+
+
+def ali_dpfl(*, clip_norm: float, noise_multiplier: float) -> FedAvgDp:
+    """Algorithm 2's clients and server."""
+    return FedAvgDp(clip_norm=clip_norm, noise_multiplier=noise_multiplier, name="ali_dpfl")

@@ -1,13 +1,26 @@
 """What a method of the literature may vary: the numbers of a client's plan, and the local loss. The loop is one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
-from alidpfl.methods.objective import Objective
+from alidpfl.dpsgd import RandomStream
 from alidpfl.types import ClientId, ClientUpdate, Release, Signal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """A model that holds the trained parameters, and a loss of each sample."""
+
+    model: nn.Module
+    """The module whose parameters are trained."""
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """Outputs (B, ...) and targets (B, ...) to (B,)."""
+    before_step: Callable[[RandomStream], None] | None = None
+    """Called before every step: draws what the loss needs at random."""
+
 
 State = dict[str, Any]
 """A method's memory: plain values that JSON can hold."""

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import ConfigError, UnsupportedModelError
 from alidpfl.inputs import checks
-from alidpfl.methods.method import SameForAll
-from alidpfl.methods.objective import Objective
+from alidpfl.methods.method import Objective, SameForAll
 from alidpfl.types import Release, Signal
 
 

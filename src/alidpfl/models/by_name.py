@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from alidpfl.errors import ConfigError
-from alidpfl.models.compact_cnn import compact_cnn
+from alidpfl.models.cnn import compact_cnn, paper_cnn
 from alidpfl.models.linear import linear, mlp, scatter_linear
-from alidpfl.models.paper_cnn import paper_cnn
 
 ModelName: TypeAlias = Literal["cnn", "compact_cnn", "linear", "mlp", "scatter_linear"]
 

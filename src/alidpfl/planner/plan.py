@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from alidpfl.errors import BudgetExceededError
-from alidpfl.inputs.lookup import named
-from alidpfl.planner.course import TYPICAL_CURVATURE, Course, Mechanism, courses
-from alidpfl.planner.curves import Curves, make_curves
-from alidpfl.planner.search import Setting, choose, made_setting
-from alidpfl.planner.wishes import Rounds, Wishes, possible_rounds
+from alidpfl.inputs.names import named
+from alidpfl.planner.budget_curves import Curves, make_curves
+from alidpfl.planner.optimise import Setting, choose, made_setting
+from alidpfl.planner.policy_paths import TYPICAL_CURVATURE, Course, Mechanism, courses
+from alidpfl.planner.requirements import Rounds, Wishes, possible_rounds
 from alidpfl.policies import POLICIES
 from alidpfl.privacy import (
     ACCOUNTANTS,

@@ -8,14 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from alidpfl.inputs import checks
-from alidpfl.inputs.lookup import named
-from alidpfl.policies.ali import Ali
+from alidpfl.inputs.names import named
 from alidpfl.policies.corrected import Corrected
 from alidpfl.policies.curvature import CurvatureEstimate, pool
-from alidpfl.policies.fixed import Fixed
-from alidpfl.policies.lemma2 import Paper, Reference
-from alidpfl.policies.pace import PACE_LIMIT, even_steps, paced, ratio_steps
-from alidpfl.policies.ratio import Ratio
+from alidpfl.policies.lemma2 import Ali, Paper, Reference
+from alidpfl.policies.pace import PACE_LIMIT, Fixed, Ratio, even_steps, paced, ratio_steps
 from alidpfl.policies.schedules import SCHEDULES, learning_rate
 from alidpfl.policies.situation import Decision, Policy, Situation
 from alidpfl.policies.theory import (

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from alidpfl.inputs import checks
-from alidpfl.inputs.lookup import named
-from alidpfl.policies.pace import even_steps, paced
-from alidpfl.policies.ratio import fall_back
+from alidpfl.inputs.names import named
+from alidpfl.policies.pace import even_steps, fall_back, paced
 from alidpfl.policies.situation import Decision, Situation, usable
 from alidpfl.policies.theory import Bound, Problem, bound_a, bound_b, noise_power
 

@@ -1,7 +1,8 @@
 """How fast the budget may go: the even pace, and the clamp that every policy's answer passes through."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
@@ -78,3 +79,46 @@ def _require_steps(situation: Situation) -> None:
             f"steps_spent={situation.steps_spent} leaves nothing of max_steps={situation.max_steps}: "
             "end the run instead of planning another round"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed:
+    """τ as set. Without a cap by default: the baseline may well use up its budget before the rounds end."""
+
+    name: ClassVar[str] = "fixed"
+    needs_raw_signals: ClassVar[bool] = False
+    needs_curvature: ClassVar[bool] = False
+
+    local_steps: int = 1
+    pace_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.whole("local_steps", self.local_steps, low=1, high=MOST)
+        if self.pace_limit is not None:
+            checked_limit(self.pace_limit)
+
+    def decide(self, situation: Situation) -> Decision:
+        """τ as set, cut to what is left."""
+        return paced(Decision(local_steps=self.local_steps, why="fixed"), situation, self.pace_limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """τ_k = floor((k+1)R_c/R_s) − floor(k R_c/R_s) while all goes to plan, else what is left spread evenly."""
+
+    name: ClassVar[str] = "ratio"
+    needs_raw_signals: ClassVar[bool] = False
+    needs_curvature: ClassVar[bool] = False
+
+    def decide(self, situation: Situation) -> Decision:
+        """The even pace of this round."""
+        return Decision(local_steps=even_steps(situation), why="ratio")
+
+
+def fall_back(why: str, situation: Situation, *, curvature: float | None = None) -> Decision:
+    """The even pace, for a policy that cannot do better now and says why.
+
+    Never above R_c/R_s: what earlier rounds saved, for good reasons, is not spent at once by one that has none.
+    """
+    steps = min(even_steps(situation), math.ceil(situation.max_steps / situation.max_rounds))
+    return Decision(local_steps=steps, why=why, curvature=curvature)

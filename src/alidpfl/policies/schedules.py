@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from alidpfl.inputs import checks
-from alidpfl.inputs.lookup import named
+from alidpfl.inputs.names import named
 
 LATE_FROM, LATE_DROP = 0.6, 0.9
 """`late_decay` holds η₀ for the first 60 % of the steps and then takes off up to 90 % of it."""

@@ -1,6 +1,6 @@
 """The convergence bounds and where they are smallest: the paper's (Theorem 1, Lemma 2) and two that hold, (A) and (B).
 
-docs/theory.md has the proofs, the paper's errors, and how loose the bounds are.
+docs/explanation/theory.md has the proofs, the paper's errors, and how loose the bounds are.
 
 Glossary: τ `local_steps`, T `total_steps`, K `rounds`, C `clip_norm`, V `noise_power`, v the variance of one gradient,
 B `batch_size`, μ `strong_convexity` (the paper's, in Lemma 2, `curvature`), L `smoothness`, Γ `heterogeneity`,
@@ -58,7 +58,7 @@ def lemma2_optimum(
 
 @dataclass(frozen=True, kw_only=True)
 class PaperBound:
-    """Theorem 1, as printed. It does not hold (docs/theory.md); kept to reproduce and to plot.
+    """Theorem 1, as printed. It does not hold (docs/explanation/theory.md); kept to reproduce and to plot.
 
     h(τ) = L/(2T) · [aτ² + (Δ₁ − 2a)τ + a + e] for T steps in all, and, with T = Kτ,
     G(τ) = L/(2K) · [aτ + Δ₁ − 2a + (a + e)/τ] for K rounds.

@@ -10,8 +10,8 @@ from alidpfl.privacy.accounting import (
     noise_multiplier_for,
 )
 from alidpfl.privacy.budget import PrivacyBudget
+from alidpfl.privacy.client_ledger import FilteredLedger, Ledger, PlannedLedger
 from alidpfl.privacy.filter import RdpFilter
-from alidpfl.privacy.ledger import FilteredLedger, Ledger, PlannedLedger
 from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian
 
 __all__ = [

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dp_accounting import rdp
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from alidpfl.inputs.lookup import named
+from alidpfl.inputs.names import named
 from alidpfl.privacy.mechanisms import Composition, SampledGaussian
 
 ORDERS: Final = (*range(2, 64), 128, 256, 512)

@@ -19,7 +19,7 @@ from alidpfl.privacy.mechanisms import (
     checked_sample_rate,
     merged,
 )
-from alidpfl.privacy.search import largest_affordable, nearly_least
+from alidpfl.privacy.step_search import largest_affordable, nearly_least
 
 NOISE_TOLERANCE = 1e-4
 """`noise_multiplier_for` returns a multiple of this."""

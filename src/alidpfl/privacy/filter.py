@@ -19,7 +19,7 @@ from alidpfl.privacy.accountants import ORDERS, converted, rdp_of_step
 from alidpfl.privacy.accounting import no_step_error
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.mechanisms import MAX_STEPS, Mechanism, SampledGaussian, merged
-from alidpfl.privacy.search import largest_affordable
+from alidpfl.privacy.step_search import largest_affordable
 
 
 @dataclass(frozen=True, kw_only=True)

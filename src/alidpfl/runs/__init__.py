@@ -1,7 +1,7 @@
 """A run from its configuration to its directory: TOML, parts, rounds, checkpoints."""
 
-from alidpfl.runs.config import Config
-from alidpfl.runs.config_file import load_config
+from alidpfl.config.load import load_config
+from alidpfl.config.schema import Config
 from alidpfl.runs.execute import Outcome, execute, resume, simulated
 from alidpfl.runs.trained import load_model
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from alidpfl.engines.federation import Around, as_it_is
+from alidpfl.config.load import parse_config
+from alidpfl.config.schema import Config
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.runs.build import Prepared, digest, prepare
-from alidpfl.runs.config import Config
-from alidpfl.runs.config_file import parse_config
-from alidpfl.runs.featured import Statistics
+from alidpfl.federation.federation import Around, as_it_is
+from alidpfl.runs.features import Statistics
+from alidpfl.runs.prepare import Prepared, digest, prepare
 from alidpfl.store import Checkpoint, RoundTiming, RunDirectory, describe_environment
 from alidpfl.store.tensorboard import TensorBoardWriter
 from alidpfl.types import OnProgress, OnShare, RoundRecord, StopReason, tell_nobody

@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from alidpfl.config.load import parse_config
+from alidpfl.config.schema import Config
 from alidpfl.data.dataset import PixelRange, image_bytes
 from alidpfl.errors import DataError
 from alidpfl.features import Standardiser
-from alidpfl.runs.build import build_model
-from alidpfl.runs.config import Config
-from alidpfl.runs.config_file import parse_config
-from alidpfl.runs.featured import map_for
+from alidpfl.runs.features import map_for
+from alidpfl.runs.prepare import build_model
 from alidpfl.store import RunDirectory
 
 _RELEASED = "features."

@@ -11,7 +11,7 @@
 
 from alidpfl.store.checkpoint import Checkpoint
 from alidpfl.store.environment import describe_environment
-from alidpfl.store.lines import RoundTiming
+from alidpfl.store.files import RoundTiming
 from alidpfl.store.run_directory import RunDirectory
 from alidpfl.store.toml_writer import to_toml
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.store import files
 from alidpfl.store.checkpoint import Checkpoint, decode_checkpoint, decode_tensors, encode_checkpoint, encode_tensors
-from alidpfl.store.lines import RoundTiming, complete_lines, parse_record, parse_timing
+from alidpfl.store.files import RoundTiming, complete_lines, parse_record, parse_timing
 from alidpfl.store.toml_writer import to_toml
 from alidpfl.types import RoundRecord
 

@@ -138,7 +138,7 @@ def verified(content: bytes | None, heads: Sequence[tuple[str, Head]], source: P
 
 _REMEDY = (
     "Put back the newest copy of the whole folder; if that copy is older than the last round served, the rounds since "
-    "then are spent and not recorded: enrol with what is left, or not at all (docs/vault.md, recovery)"
+    "then are spent and not recorded: enrol with what is left, or not at all (docs/how-to/vault.md, recovery)"
 )
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from alidpfl.errors import ConfigError
-from alidpfl.store.files import disk_errors, parse_json, read_bytes
+from alidpfl.store.files import disk_errors, parse_json, read_bytes, sync_directory
 from alidpfl.vault.accounts import make_account
 from alidpfl.vault.chain import Chain, Entry, Head, parse_head, verified
 from alidpfl.vault.enrolment import Enrolment, parse_enrolment
 from alidpfl.vault.ledger import Book, Ledger
 from alidpfl.vault.policy import Policy, read_policy
-from alidpfl.vault.refusals import RefusalCode
+from alidpfl.vault.refusals import RefusalCode, refusal
 
 POLICY, ENROLMENT, LEDGER, HEAD = "policy.toml", "enrolment.json", "ledger.jsonl", "head.json"
 ANSWERS, REFUSALS, LOCK, SOCKET = "answers", "refusals.json", ".lock", "vault.sock"
@@ -129,3 +129,78 @@ class RefusalLog:
 
 def _noted(entry: dict[str, Any]) -> dict[str, Any]:
     return {"time": int(entry["time"]), "code": RefusalCode(entry["code"]).value, "message": str(entry["message"])}
+
+
+_STAGED = ".next"
+
+
+class AnswerStore:
+    """A folder with one file an answer, named by its reservation's number."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def take_room(self, num_bytes: int) -> None:
+        """Take the space of the answer to come before the round is paid for: a full disk must not cost a round."""
+        staged = self._folder / _STAGED
+        try:
+            descriptor = os.open(staged, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, num_bytes)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            with suppress(OSError):
+                staged.unlink()
+            raise refusal(
+                RefusalCode.DISK,
+                f"the answer could not be stored ({error.strerror}); nothing was charged or trained: the owner must "
+                "see to the disk",
+            ) from error
+
+    def store(self, number: int, content: bytes) -> None:
+        """Put the answer where it stays, whole or not at all, into the space that `take_room` took."""
+        staged = self._folder / _STAGED
+        try:
+            descriptor = os.open(staged, os.O_RDWR)
+            try:
+                _write_all(descriptor, content)
+                os.ftruncate(descriptor, len(content))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(staged, self._path(number))
+            sync_directory(self._folder)
+        except OSError as error:
+            raise refusal(
+                RefusalCode.DISK,
+                f"the answer could not be stored ({error.strerror}): the round is charged, its answer is lost, and the "
+                "owner must see to the disk",
+            ) from error
+
+    def load(self, number: int) -> bytes | None:
+        """The answer of this reservation, if it is kept."""
+        try:
+            return self._path(number).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise refusal(RefusalCode.DISK, f"the stored answer cannot be read ({error.strerror})") from error
+
+    def prune(self, keep: int) -> None:
+        """Delete all but the newest. A file that cannot be deleted does no harm, nor does one that is not ours."""
+        names = [path.stem for path in self._folder.glob("*.safetensors")]
+        numbers = sorted(int(name) for name in names if name.isdecimal() and self._path(int(name)).stem == name)
+        for number in numbers[:-keep]:
+            with suppress(OSError):
+                self._path(number).unlink()
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:08d}.safetensors"
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]

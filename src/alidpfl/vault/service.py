@@ -1,13 +1,16 @@
 """HTTP over the Unix socket. What decides is in `custody`; here are sizes, waiting times and status codes."""
 
 import asyncio
+import grp
 import logging
 import os
 import resource
 import signal
-from collections.abc import Awaitable, Callable
+import socket
+import stat
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,13 +21,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from alidpfl.federation.process import keep_heap
-from alidpfl.vault.answers import AnswerStore
-from alidpfl.vault.custody import Vault
-from alidpfl.vault.folder import ANSWERS, SOCKET, VaultFolder
+from alidpfl.errors import ConfigError
+from alidpfl.federation.tensors import keep_heap
+from alidpfl.store.files import disk_errors
+from alidpfl.vault.folder import ANSWERS, SOCKET, AnswerStore, VaultFolder
 from alidpfl.vault.policy import Policy
 from alidpfl.vault.refusals import HTTP_STATUS, RefusalCode, VaultRefusedError, refusal
-from alidpfl.vault.sockets import listening
+from alidpfl.vault.rounds import Vault
 from alidpfl.vault.status import public_info
 from alidpfl.vault.training import load_trainer
 
@@ -184,3 +187,59 @@ def _keep_to_itself() -> None:
 
 def _stop(number: int, frame: object) -> NoReturn:
     raise SystemExit(0)  # so that the socket is removed on the way out
+
+
+_LONGEST = 107  # bytes of a path that the system takes
+_BACKLOG = 64
+_OWNER_ONLY, _OWNER_AND_GROUP = 0o600, 0o660
+
+
+@contextmanager
+def listening(path: Path, group: str | None = None) -> Iterator[socket.socket]:
+    """A socket at `path`, mode 0600; with a group, mode 0660 and that group's. Removed at the end."""
+    if len(os.fsencode(path)) > _LONGEST:
+        raise ConfigError(
+            f"--socket {path} is longer than the {_LONGEST} bytes that the system takes; give a shorter one"
+        )
+    number = -1 if group is None else _group_number(group)
+    _remove_stale(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        before = os.umask(0o777 - _OWNER_ONLY)  # at no moment is it open to others
+        try:
+            with disk_errors("listen on", path):
+                server.bind(str(path))
+        finally:
+            os.umask(before)
+        try:
+            if group is not None:
+                with disk_errors("give to the group", path):
+                    os.chown(path, -1, number)
+                    path.chmod(_OWNER_AND_GROUP)
+            server.listen(_BACKLOG)
+            yield server
+        finally:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _group_number(group: str) -> int:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ConfigError(f"--group {group}: there is no such group on this machine") from None
+
+
+def _remove_stale(path: Path) -> None:
+    """A killed vault leaves its socket behind. One that answers, and what is no socket, stays."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigError(f"--socket {path} exists and is no socket; give another path")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise ConfigError(f"--socket {path}: another process listens there; stop it, or give another path")

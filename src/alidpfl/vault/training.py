@@ -12,17 +12,15 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import RandomStream
 from alidpfl.errors import DataError
 from alidpfl.federation.client import ClientData, LocalTrainer, check_grid
-from alidpfl.federation.params import num_params, trained
+from alidpfl.federation.tensors import num_params, trained
 from alidpfl.methods import make_method
 from alidpfl.models import make_model
 from alidpfl.types import ClientPlan, NoiseKind
-from alidpfl.vault.custody import Job
-from alidpfl.vault.enrolment import Enrolment
-from alidpfl.vault.messages import RoundRequest
+from alidpfl.vault.enrolment import Enrolment, content_hash
+from alidpfl.vault.messages import NoisedUpdate, RoundRequest
 from alidpfl.vault.policy import Policy
 from alidpfl.vault.refusals import RefusalCode, refusal
-from alidpfl.vault.source import content_hash
-from alidpfl.vault.update import NoisedUpdate
+from alidpfl.vault.rounds import Job
 
 _LOSSES_KEPT = 2  # one copy of the model each
 

@@ -1,0 +1,149 @@
+"""The `alidpfl` command: parse, call, print. Heavy imports wait until a command needs them."""
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+import typer.main
+from reproduction.cli import reproduce, tables
+
+from alidpfl._version import __version__
+from alidpfl.cli.account import account
+from alidpfl.cli.audit import audit
+from alidpfl.cli.data import data_app
+from alidpfl.cli.doctor import doctor
+from alidpfl.cli.flower import flower_app
+from alidpfl.cli.plan import plan
+from alidpfl.cli.report import report
+from alidpfl.cli.run import run
+from alidpfl.cli.show import compare, show
+from alidpfl.cli.vault import vault_app
+from alidpfl.errors import AliDpflError, printable
+
+if TYPE_CHECKING:
+    import click
+
+_EXIT_BAD_INPUT, _EXIT_INTERRUPTED = 2, 130
+_ALSO = """
+alidpfl COMMAND --help: its options, and an example.
+Also: --version, --install-completion and --show-completion (for your shell).
+"""
+
+
+class _Commands(typer.core.TyperGroup):
+    """Turns our errors into one line on standard error, and Ctrl-C into the exit status that shells expect."""
+
+    def format_help(self, ctx: "click.Context", formatter: "click.HelpFormatter") -> None:
+        """One screen: the commands by what they are for, a line each."""
+        del ctx
+        formatter.write("Usage: alidpfl COMMAND [OPTIONS]\n\n")
+        formatter.write("Federated learning that is private by proof and frugal by design.\n")
+        panel = None
+        for name, command in self.commands.items():
+            group = getattr(command, "rich_help_panel", None)
+            formatter.write("\n" if group != panel else "")
+            formatter.write(f"{group if group != panel else '':<8}{name:<11}{command.short_help}\n")
+            panel = group
+        formatter.write(_ALSO)
+
+    def invoke(self, ctx: "click.Context") -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("alidpfl: interrupted", err=True)
+            raise typer.Exit(_EXIT_INTERRUPTED) from None
+        except Exception as error:
+            if (text := _told(error)) is None:  # a bug of ours, whose traceback we want to see
+                raise
+            typer.echo(f"alidpfl: {text}", err=True)
+            raise typer.Exit(_EXIT_BAD_INPUT) from None
+
+
+def _told(error: Exception) -> str | None:
+    """What a user can do about an error: all of our own, and two that any line of any command may meet."""
+    if isinstance(error, AliDpflError):
+        return str(error)
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
+        return "there is not enough memory for this: make the model, the batches or the number of processes smaller"
+    if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):  # a closed pipe is for click to end
+        where = f" ({error.filename})" if error.filename else ""
+        return printable(f"{error.strerror}{where}: see to the disk, the path and its permissions")
+    return None
+
+
+app = typer.Typer(cls=_Commands, invoke_without_command=True, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"alidpfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning that is private by proof and frugal by design."""
+    del version
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(_EXIT_BAD_INPUT)
+
+
+_TRAIN, _PLAN, _PROVE, _DEPLOY = "Train", "Plan", "Prove", "Set up"
+
+
+app.command(rich_help_panel=_TRAIN, short_help="Train over clients that keep their data, within a budget.")(run)
+app.command(rich_help_panel=_TRAIN, short_help="Settings, results and curves of a run, also while it runs.")(show)
+app.command(rich_help_panel=_TRAIN, short_help="Several runs side by side.")(compare)
+app.command(rich_help_panel=_TRAIN, short_help="One self-contained page about a run or a table.")(report)
+app.command(rich_help_panel=_PLAN, short_help="What a budget and a number of rounds are best spent on.")(plan)
+app.command(rich_help_panel=_PLAN, short_help="How many steps a budget pays for, by each accountant.")(account)
+app.command(rich_help_panel=_PROVE, short_help="Try to refute the ε that a configuration claims.")(audit)
+app.command(rich_help_panel=_PROVE, short_help="Run the cells of a table of the paper; stop and go on.")(reproduce)
+app.command(rich_help_panel=_PROVE, short_help="Our figures beside the paper's.")(tables)
+app.add_typer(data_app, name="data", rich_help_panel=_DEPLOY, short_help="Data sets: list, get, show who holds what.")
+app.add_typer(vault_app, name="vault", rich_help_panel=_DEPLOY, short_help="An owner's data, noise and ledger.")
+app.add_typer(flower_app, name="flower", rich_help_panel=_DEPLOY, short_help="Train over nodes with Flower.")
+app.command(rich_help_panel=_DEPLOY, short_help="Check this installation, and say what to do.")(doctor)
+
+
+def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, with the words that call it: for the documents."""
+    top: Any = typer.main.get_command(app) if group is None else group
+    for name, command in top.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def help_of(command: Any) -> tuple[str, str]:
+    """What a command says of itself, and its example, in one line."""
+    words, _, example = (command.help or "").partition("Example:\n")
+    return " ".join(words.split()), " ".join(example.replace("\\\n", " ").split())
+
+
+def main() -> None:
+    """Entry point of the `alidpfl` command."""
+    for stream in (sys.stdout, sys.stderr):  # ε and table lines must not crash a terminal without Unicode
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # what was printed fits nowhere: the disk behind a pipe or a file is full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more at its end
+        sys.stderr.write(f"alidpfl: {_told(error) or error.strerror}\n")
+        sys.exit(_EXIT_BAD_INPUT)

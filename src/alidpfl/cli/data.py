@@ -1,0 +1,223 @@
+"""`alidpfl data`: what data there are, how to get them, and who holds what. Parse, call, print."""
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from alidpfl.cli.completion import DATA, REAL_DATA, one_of
+from alidpfl.cli.progress import progress_bar
+from alidpfl.types import OnProgress
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from alidpfl.data import Dataset
+    from alidpfl.data.partition import Partition
+
+data_app = typer.Typer(
+    no_args_is_help=True,
+    help="What data there are, how to get them, and who holds what.\n\nExample:\n  alidpfl data show strokes",
+)
+
+DataDir = Annotated[Path | None, typer.Option(help="Searched instead of $ALIDPFL_DATA_DIR and the user's cache.")]
+
+_MOST_COLUMNS = 40  # clients in the terminal's picture
+_SHADES = " ░▒▓█"
+_CORNER = "class ↓ client →"
+
+
+class PartitionKind(StrEnum):
+    """How samples are shared out."""
+
+    DIRICHLET = "dirichlet"
+    IID = "iid"
+    NATURAL = "natural"
+
+
+@data_app.command(name="list")
+def list_data(
+    data_dir: DataDir = None, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
+) -> None:
+    """Every data set: where it is, whether it is whole, and how to get it.
+
+    Example:
+      alidpfl data list
+    """
+    from alidpfl.cli.progress import wide_console
+    from alidpfl.data.inventory import inventory
+
+    entries = inventory(data_dir)
+    if as_json:
+        typer.echo(json.dumps([entry.to_json() for entry in entries], indent=2))
+        return
+    table = Table("name", "kind", "state", "layout", "size", "where, or what to do", title="Data sets")
+    for entry in entries:
+        size = f"{entry.num_bytes / 1e6:.0f} MB" if entry.num_bytes else ""
+        where = "; ".join(text for text in (entry.folder, entry.note) if text)
+        table.add_row(entry.name, entry.kind, entry.state, entry.layout, size, where)
+    wide_console().print(table)
+
+
+@data_app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist or cifar10.", autocompletion=one_of(REAL_DATA))],
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where to; by default $ALIDPFL_DATA_DIR or the user's cache.")
+    ] = None,
+) -> None:
+    """Download a data set from its own site and check it; a broken download goes on where it stopped.
+
+    Example:
+      alidpfl data get mnist
+    """
+    from alidpfl import data
+
+    with progress_bar() as on_progress:
+        folder = data.get(name, data.download_directory(data_dir), on_progress=on_progress)
+    typer.echo(f"{name} is in {folder}")
+
+
+@data_app.command()
+def show(
+    name: Annotated[
+        str, typer.Argument(help="Name of a data set: see `alidpfl data list`.", autocompletion=one_of(DATA))
+    ],
+    *,
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    partition: Annotated[
+        PartitionKind | None, typer.Option(help="By default natural if given, else dirichlet.")
+    ] = None,
+    beta: Annotated[float, typer.Option(help="β of Dir(β): smaller is more skewed.")] = 0.5,
+    seed: Annotated[int, typer.Option(help="Seed of the split, and of data that are made.")] = 0,
+    sample_rate: Annotated[float, typer.Option(help="q: warn of clients with q·n below 1.")] = 0.04,
+    data_dir: DataDir = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture to this .svg or .png file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    r"""Who holds how many samples of each class.
+
+    Example:
+      alidpfl data show strokes --clients 10 --partition dirichlet --beta 0.05 \
+        --plot split.svg
+    """
+    from alidpfl import data
+    from alidpfl.data.own import TEST_FILE
+
+    with progress_bar() as on_progress:
+        dataset = _load(name, clients, data_dir, seed, on_progress)
+    kind = partition or (PartitionKind.DIRICHLET if dataset.natural_clients is None else PartitionKind.NATURAL)
+    parts = _parts(dataset, kind, clients, beta, seed)
+    counts = data.label_counts(dataset.train.targets.numpy(), parts, dataset.num_classes)
+    small = data.small_clients(parts, sample_rate)
+    title = f"{name}: {len(parts)} clients, {_words(kind, beta)}, seed {seed}"
+    if plot is not None:
+        from alidpfl.reporting.figures import save_split_figure
+
+        save_split_figure(counts, plot, title)
+    if as_json:
+        _print_json(dataset, kind=kind, beta=beta, seed=seed, counts=counts, small=small)
+    else:
+        _print_picture(counts, title)
+        if kind is PartitionKind.NATURAL and dataset.client_names:
+            _print_names(dataset.client_names[:_MOST_COLUMNS])
+    if small:
+        _warn_of(small, sample_rate)
+    if dataset.test_is_held_out:
+        typer.echo(f"note: without {TEST_FILE} a tenth of each client's samples is held out, and not counted", err=True)
+
+
+def _load(name: str, clients: int, data_dir: Path | None, seed: int, on_progress: OnProgress) -> "Dataset":
+    from alidpfl import data
+
+    options: dict[str, Any] = {"clients": clients} if name == "synthetic" else {}
+    return data.load(name, data_dir=data_dir, seed=seed, on_progress=on_progress, **options)
+
+
+def _parts(dataset: "Dataset", kind: PartitionKind, clients: int, beta: float, seed: int) -> "Partition":
+    from alidpfl.data.partition import client_rows
+
+    rows = client_rows(dataset, kind.value, clients=clients, dirichlet_beta=beta, seed=seed)
+    return tuple(own.numpy() for own in rows)
+
+
+def _words(kind: PartitionKind, beta: float) -> str:
+    words = {"iid": "an even split", "natural": "as they came"}
+    return words.get(kind.value, f"Dir({beta:g})")
+
+
+def _print_json(
+    dataset: "Dataset",
+    *,
+    kind: PartitionKind,
+    beta: float,
+    seed: int,
+    counts: "NDArray[np.int64]",
+    small: Sequence[int],
+) -> None:
+    document: dict[str, Any] = {
+        "name": dataset.name,
+        "is_synthetic": dataset.is_synthetic,
+        "partition": kind.value,
+        "beta": beta if kind is PartitionKind.DIRICHLET else None,
+        "seed": seed,
+        "num_train": len(dataset.train),
+        "num_test": len(dataset.test),
+        "counts": counts.tolist(),
+        "small_clients": list(small),
+        "client_names": list(dataset.client_names) if kind is PartitionKind.NATURAL else [],
+    }
+    typer.echo(json.dumps(document))
+
+
+def _print_picture(counts: "NDArray[np.int64]", title: str) -> None:
+    """Classes down, clients across, in as many tables as the width needs: number and shade in each cell."""
+    console = Console()  # on a pipe 80 columns or $COLUMNS
+    shown = counts[:_MOST_COLUMNS]
+    console.print(title)  # not as a table's title: that is folded to the table's width
+    most = max(int(counts.max()), 1)
+    cell_width = max(len(str(int(shown.sum(axis=1).max(initial=0)))), len(_cell(most, most))) + 2  # space and line
+    fitting = max(1, (console.width - len(_CORNER) - 4) // cell_width)
+    for start in range(0, len(shown), fitting):
+        console.print(_block(shown[start : start + fitting], start, most))
+    if (left := len(counts) - len(shown)) > 0:
+        console.print(f"and {left} clients more: --plot or --json shows all")
+
+
+def _print_names(names: Sequence[str]) -> None:
+    """Folded to the width; a file's name may hold anything, and is text here."""
+    told = (f"{number} = {name if name.isprintable() else repr(name)}" for number, name in enumerate(names))
+    Console().print(f"clients: {', '.join(told)}", markup=False, highlight=False)
+
+
+def _block(counts: "NDArray[np.int64]", first_client: int, most: int) -> Table:
+    table = Table(_CORNER, padding=(0, 0, 0, 1))
+    for client in range(len(counts)):
+        table.add_column(str(first_client + client), justify="right")
+    for label in range(counts.shape[1]):
+        table.add_row(str(label), *(_cell(int(number), most) for number in counts[:, label]))
+    table.add_section()
+    table.add_row("all", *(str(int(total)) for total in counts.sum(axis=1)))
+    return table
+
+
+def _cell(number: int, most: int) -> str:
+    if number == 0:
+        return "·"
+    shade = _SHADES[-(-number * (len(_SHADES) - 1) // most)]  # rounded up: what is there is seen
+    return f"{number} {shade}"
+
+
+def _warn_of(small: Sequence[int], sample_rate: float) -> None:
+    names = ", ".join(map(str, small[:10])) + (" ..." if len(small) > 10 else "")  # noqa: PLR2004
+    typer.echo(
+        f"warning: {len(small)} of the clients ({names}) expect less than one sample a batch at "
+        f"sample_rate={sample_rate:g}: they add mostly noise; raise the sample rate or beta, or take fewer clients",
+        err=True,
+    )

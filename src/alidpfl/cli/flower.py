@@ -1,0 +1,148 @@
+"""`alidpfl flower`: what a deployment on Flower needs. Parse, call, print."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from alidpfl.cli.completion import complete_setting
+from alidpfl.errors import ConfigError
+from alidpfl.inputs import checks
+
+flower_app = typer.Typer(
+    no_args_is_help=True,
+    help="Train over nodes with Flower; docs/how-to/deploy.md in the sources is the guide.\n\nExample:\n  alidpfl flower demo",
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.", autocompletion=complete_setting
+    ),
+]
+
+
+_LARGEST_WEIGHT = 0.5
+
+
+@flower_app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder to make: what `flwr run` takes.")],
+    *,
+    config: Annotated[Path | None, typer.Option(help="TOML file as for `alidpfl run`.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run on the server; by default runs/ + name.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes to wait for; by default data.clients.")] = None,
+    simulation: Annotated[
+        bool, typer.Option("--simulation", help="For Flower's simulator: no vaults, seeded, data.name split.")
+    ] = False,
+    no_evaluation: Annotated[
+        bool, typer.Option("--no-evaluation", help="The server has no public test data to look at.")
+    ] = False,
+) -> None:
+    r"""Write the app folder of a run: its settings, and which parts of the installed package run it.
+
+    Example:
+      alidpfl flower init my-run --config run.toml --nodes 3 --no-evaluation && \
+      flwr run my-run my-superlink
+    """
+    from alidpfl.flower.config import FlowerOptions, write_app_folder
+    from alidpfl.flower.run import refuse_what_nodes_cannot
+    from alidpfl.runs import load_config
+    from alidpfl.runs.prepare import make_parts, make_settings
+
+    if nodes is not None:
+        checks.whole("--nodes", nodes, low=1)
+    settings = load_config(config, overrides or [])
+    if settings.federation.max_client_weight is None and not simulation:
+        # Nobody can check how many records a node has: one that says 10^12 must not be the whole average.
+        settings = load_config(config, [*(overrides or []), f"federation.max_client_weight={_LARGEST_WEIGHT}"])
+    options = FlowerOptions(
+        out=str((out or Path("runs") / folder.name).absolute()),
+        nodes=settings.data.clients if nodes is None else nodes,
+        simulation=simulation,
+        evaluate=not no_evaluation,
+    )
+    if not simulation:
+        refuse_what_nodes_cannot(settings, options, make_parts(settings).method)
+        if settings.policy in ("ali", "corrected") and settings.method.heterogeneity is None:
+            guess = make_settings(settings, shows_private_data=False).heterogeneity
+            told = f"note: policy {settings.policy!r} reads how much clients differ, which no split tells here"
+            typer.echo(f"{told}: {guess:g} is a guess, set method.heterogeneity, or method.policy=ratio", err=True)
+    path = write_app_folder(folder, settings, options)
+    typer.echo(f"wrote {path}; the run will be kept in {options.out}. Next: flwr run {folder} <superlink> --stream")
+
+
+@flower_app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="New folder for the files.")],
+    *,
+    nodes: Annotated[int, typer.Option(help="How many nodes need a key.")] = 3,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address of the SuperLink; may be repeated. This machine is always added."),
+    ] = None,
+) -> None:
+    """Make an authority, a server certificate and node keys, for trying a deployment out.
+
+    In earnest the certificate comes from your own authority, and every node
+    makes its own key.
+
+    Example:
+      alidpfl flower certs keys --nodes 3 --host superlink.example.org
+    """
+    from alidpfl.flower.demo.certificates import make_certificates
+
+    written = make_certificates(folder, hosts=host or [], nodes=nodes)
+    for path in written:
+        typer.echo(path)
+    typer.echo(
+        "ca.key: where only root reads it; server.key: to the SuperLink; node_<n>: to node n; node_<n>.pub: registered"
+    )
+
+
+@flower_app.command()
+def demo(
+    *,
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes, each with a vault.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="How long to train.")] = 4,
+    keep: Annotated[Path | None, typer.Option(help="Keep logs, keys and vaults in this new folder.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and node keys.")] = False,
+) -> None:
+    """Watch a deployment on this machine: SuperLink, SuperNodes and vaults train on drawn digits, and end.
+
+    Everything that it starts, it ends: also after Ctrl-C, and after a failure.
+
+    Example:
+      alidpfl flower demo --nodes 3 --rounds 4
+    """
+    from alidpfl.flower.demo.demo import run_demo
+    from alidpfl.reporting.tables import rounded_up
+
+    if keep is not None and keep.exists():
+        raise ConfigError(f"--keep {keep} exists: give a new folder")
+    with TemporaryDirectory(prefix="alidpfl-demo-") as temporary, _terminated_like_ctrl_c():
+        folder = Path(temporary) if keep is None else keep
+        told = run_demo(folder, nodes=nodes, rounds=rounds, insecure=insecure, say=typer.echo)
+    table = Table("node", "records", "ε spent", "of", "δ", "rounds", "refused", title="What each vault has spent")
+    for number, status in enumerate(told):
+        spent, refused = rounded_up(status["epsilon_spent"]), sum(status["refusals"].values())
+        numbers = (number, status["num_records"], spent, status["epsilon"], status["delta"])
+        table.add_row(*map(str, numbers), str(status["rounds_released"]), str(refused))
+    Console().print(table)
+
+
+@contextmanager
+def _terminated_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM too must not leave processes behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,265 @@
+"""The command `run`: train, watch, stop, resume."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from alidpfl.cli.completion import complete_setting, one_of
+from alidpfl.cli.progress import BAR, DESCRIPTION, moving_line
+from alidpfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from alidpfl.federation.settings import Outlook
+    from alidpfl.runs import Config, Outcome
+    from alidpfl.runs.execute import Listener
+    from alidpfl.runs.prepare import Prepared
+    from alidpfl.types import RoundRecord
+
+_EXIT_INTERRUPTED = 130
+_STDERR = 2
+
+
+def run(  # noqa: PLR0917 - they are options
+    config: Annotated[Path | None, typer.Argument(help="TOML file; without it the embedded default runs.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.", autocompletion=complete_setting
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run; by default a new one under runs/.")] = None,
+    resume_dir: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a run that was stopped or killed.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the real data sets (or ALIDPFL_DATA_DIR).")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto",
+            help="Have sampling rate and noise chosen; see `alidpfl plan`.",
+            autocompletion=one_of(["auto"]),
+        ),
+    ] = None,
+    max_epochs: Annotated[
+        float | None, typer.Option(help="Compute limit of --plan auto: passes of a client over its data.")
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    r"""Train a model over clients that keep their data, within a privacy budget and a number of rounds.
+
+    Ctrl-C stops after the current round, a second one at once; --resume goes on.
+
+    Example:
+      alidpfl run --set privacy.epsilon=4 --set method.policy=ratio \
+        --out runs/mine
+    """
+    if resume_dir is not None and any(x is not None for x in (config, overrides, out, data_dir, plan)):
+        raise ConfigError(
+            "--resume takes its settings from the folder; leave out the configuration, --set, --out, --data-dir, --plan"
+        )
+    _check_plan(plan, max_epochs)
+    with _Screen() as screen:
+        screen.show("loading")
+        from alidpfl.runs import execute, load_config, resume
+
+        if resume_dir is not None:
+            _say_if_finished(resume_dir)
+            with screen.telling_what_stays(resume_dir):
+                outcome = resume(resume_dir, listener=screen.listener(), tensorboard=tensorboard)
+        else:
+            settings = load_config(config, [*_data_dir_override(data_dir), *(overrides or [])]).anchored()
+            if plan is not None:
+                settings = screen.planned(settings, max_epochs)
+            folder = out or _new_folder(settings)
+            with screen.telling_what_stays(folder):
+                outcome = execute(settings, folder, listener=screen.listener(), tensorboard=tensorboard)
+    _report(outcome, as_json)
+    if outcome.stop_reason == "interrupted":
+        raise typer.Exit(_EXIT_INTERRUPTED)
+
+
+def _check_plan(plan: str | None, max_epochs: float | None) -> None:
+    if plan not in (None, "auto"):
+        raise ConfigError(f"--plan {plan}: only auto is known; for a plan of your own use --set")
+    if max_epochs is not None and plan is None:
+        raise ConfigError(f"--max-epochs {max_epochs:g} limits --plan auto; add that, or leave it out")
+
+
+def _say_if_finished(resume_dir: Path) -> None:
+    from alidpfl.store import RunDirectory
+
+    if RunDirectory.open(resume_dir).summary() is not None:
+        typer.echo(f"{resume_dir} is already finished: nothing is left to do", err=True)
+
+
+def _data_dir_override(data_dir: Path | None) -> list[str]:
+    return [] if data_dir is None else [f"data.data_dir={json.dumps(str(data_dir))}"]
+
+
+def _new_folder(config: "Config") -> Path:
+    return Path("runs") / f"{config.data.name}-{config.method.name}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _report(outcome: "Outcome", as_json: bool) -> None:
+    from alidpfl.cli.show import show, strict
+
+    if as_json:
+        typer.echo(json.dumps(strict(asdict(outcome)), allow_nan=False))  # a diverged model's loss is no number
+    if outcome.stop_reason == "interrupted":  # no accuracy: the run's records have none of this round
+        typer.echo(f"interrupted after round {outcome.rounds}: {_claim(outcome)}", err=True)
+        typer.echo(f"{_how_to_go_on(outcome.out)}; look at it with: alidpfl show {quote(outcome.out)}", err=True)
+    if as_json or outcome.stop_reason == "interrupted":
+        return
+    show(Path(outcome.out))
+    if outcome.weakness is not None:
+        typer.echo(f"warning: {outcome.weakness}", err=True)
+    typer.echo(f"{result_line(outcome)}; kept in {outcome.out}")
+
+
+def result_line(outcome: "Outcome") -> str:
+    """What came of it, with what it cost and what that does not cover."""
+    made = " (synthetic data)" if outcome.is_synthetic else ""
+    accuracy = "not evaluated" if outcome.accuracy is None else f"accuracy {outcome.accuracy:.2f} %{made}"
+    return f"{accuracy} at {_claim(outcome)}"
+
+
+def _claim(outcome: "Outcome") -> str:
+    """What it cost, and what that does not cover."""
+    from alidpfl.reporting.tables import rounded_up
+
+    covered = "" if outcome.covers_everything else f" (it does NOT cover: {'; '.join(outcome.uncovered)})"
+    is_known = outcome.randomness == "seeded" and not outcome.is_synthetic
+    seeded = " (seeded: whoever knows the seed can subtract the noise)" if is_known else ""
+    return f"ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}{seeded}"
+
+
+def _how_to_go_on(folder: str | Path) -> str:
+    return f"go on with: alidpfl run --resume {quote(str(folder))}"
+
+
+def _say_that_it_stops() -> None:
+    """Within a signal's handler: whatever else is being printed must not be entered a second time."""
+    with suppress(OSError):
+        os.write(_STDERR, b"\nstopping after this round; Ctrl-C again stops now\n")
+
+
+def _in_words(outlook: "Outlook", rounds_done: int, max_rounds: int) -> str:
+    """R_c, R_s and τ: or what is left of them."""
+    paid = "rounds" if outlook.charged_by == "update" else "local steps"
+    left = "" if rounds_done == 0 else " left"
+    return (
+        f"{outlook.left:,} {paid}{left} for {max_rounds - rounds_done:,} rounds{left}; "
+        f"round {rounds_done + 1} takes τ = {outlook.local_steps:,}"
+    )
+
+
+class _Screen:
+    """Progress on standard error: a line that moves on a terminal; elsewhere a plain line for each evaluation."""
+
+    def __init__(self) -> None:
+        facts = TextColumn("{task.fields[facts]}")
+        self._progress = moving_line(DESCRIPTION, BAR, facts, TimeRemainingColumn())
+        self._console = self._progress.console
+        self._task: TaskID = self._progress.add_task("", total=None, facts="")
+        self._accuracy = ""
+        self._prepared: Prepared | None = None
+        self._rounds_done = 0
+
+    def __enter__(self) -> "_Screen":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, what: str, share: float | None = None) -> None:
+        """Something that takes a while."""
+        self._progress.update(self._task, description=what, total=1.0, completed=share or 0.0)
+
+    def planned(self, config: "Config", max_epochs: float | None) -> "Config":
+        """The configuration with sampling rate and noise chosen, which is said."""
+        from alidpfl.runs.auto_plan import planned
+
+        chosen, setting = planned(config, max_epochs=max_epochs, on_progress=self.show)
+        self._console.print(
+            f"plan: q = {setting.sample_rate:g}, σ = {setting.noise_multiplier:g}, {setting.steps} steps, "
+            f"{setting.epochs:.3g} epochs; policy {chosen.policy} shares the steps out over the rounds",
+            highlight=False,
+        )
+        return chosen
+
+    def listener(self) -> "Listener":
+        """What a run calls."""
+        from alidpfl.runs.execute import Listener
+
+        return Listener(
+            on_loading=self.show,
+            on_start=self._start,
+            on_share=self._within_round,
+            on_round=self._round,
+            on_interrupt=_say_that_it_stops,
+        )
+
+    @contextmanager
+    def telling_what_stays(self, folder: Path) -> Iterator[None]:
+        """Of a run that is stopped within a round."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self._prepared is not None:
+                lost = "is run again, the same" if self._prepared.repeats_rounds else "stays charged"
+                typer.echo(f"the round that was cut off {lost}; {_how_to_go_on(folder)}", err=True)
+            raise
+
+    def _start(self, prepared: "Prepared", rounds_done: int) -> None:
+        self._prepared = prepared
+        self._rounds_done = rounds_done
+        for warning in filter(None, (prepared.weakness, *prepared.warnings)):
+            self._say("warning:", "yellow", warning)
+        for shown in prepared.uncovered:
+            self._say("epsilon does NOT cover this run:", "bold red", f"it shows {shown}")
+        training = prepared.federation.training
+        settings = training.settings
+        if (outlook := training.outlook()) is not None:
+            self._say("budget:", "bold", _in_words(outlook, rounds_done, settings.max_rounds))
+            if outlook.warning is not None:
+                self._say("warning:", "yellow", outlook.warning)
+        self._progress.reset(self._task, total=settings.max_rounds, completed=rounds_done, description="training")
+
+    def _say(self, head: str, style: str, text: str) -> None:
+        """One line; folded only by a terminal, and never read as markup."""
+        if self._console.is_terminal:
+            self._console.print(Text.assemble((head, style), " ", text))
+        else:
+            typer.echo(f"{head} {text}", err=True)
+
+    def _within_round(self, share: float) -> None:
+        self._progress.update(self._task, completed=self._rounds_done + share)
+
+    def _round(self, record: "RoundRecord", seconds: float) -> None:
+        if record.accuracy is not None:
+            self._accuracy = f"  accuracy {record.accuracy:.1f} %"
+        from alidpfl.reporting.tables import rounded_up
+
+        self._rounds_done = record.number
+        total = self._progress.tasks[0].total
+        spent = rounded_up(record.epsilon)
+        facts = f"round {record.number}/{total:.0f}  τ {record.local_steps}  ε {spent}{self._accuracy}"
+        self._progress.update(self._task, completed=record.number, facts=facts)
+        # On a pipe a line for each evaluation, and one for the first round: it tells that, and how fast, it goes.
+        if not self._console.is_terminal and (record.accuracy is not None or record.round == 0):
+            typer.echo(f"{facts}  {seconds:.1f} s a round" if record.round == 0 else facts, err=True)

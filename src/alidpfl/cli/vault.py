@@ -1,0 +1,256 @@
+"""`alidpfl vault`: enrol a data set, serve it, see what it has spent. Parse, call, print."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+
+import typer
+from rich.table import Table
+
+from alidpfl.cli.completion import DATA, PARTITIONS, one_of
+from alidpfl.errors import ConfigError
+from alidpfl.types import AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultModel
+
+if TYPE_CHECKING:
+    from alidpfl.vault.enrolment import FileSource, SplitSource
+    from alidpfl.vault.rounds import Vault
+
+vault_app = typer.Typer(
+    no_args_is_help=True,
+    help="The owner's side of a deployment: data, noise and ledger in a process of their own.\n\n"
+    "Example:\n  alidpfl vault status --dir vault",
+)
+
+_Source = TypeVar("_Source", "FileSource", "SplitSource")
+_FLAGS = {"dirichlet_beta": "beta", "seed": "split_seed"}
+
+Folder = Annotated[Path, typer.Option("--dir", help="The vault's folder.")]
+
+
+@vault_app.command()
+def init(
+    *,
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Your .npz file (arrays x, y), or for trying out strokes, mnist, ...", autocompletion=one_of(DATA[:-1])
+        ),
+    ],
+    folder: Folder,
+    epsilon: Annotated[float, typer.Option(help="ε that this data set may ever spend.")],
+    delta: Annotated[float, typer.Option(help="δ; well below one over the number of records.")],
+    sample_rate: Annotated[float, typer.Option(help="q: largest probability that a record joins a batch.")],
+    min_noise_multiplier: Annotated[float, typer.Option(help="Least σ.")],
+    max_clip_norm: Annotated[float, typer.Option(help="Largest C.")],
+    max_steps_per_round: Annotated[int, typer.Option(help="Largest τ.")],
+    min_clip_norm: Annotated[float, typer.Option(help="Least C.")] = 1e-3,
+    on_excess: Annotated[OnExcess, typer.Option(help="Steps beyond the limit or the budget.")] = "cut",
+    accounting: Annotated[
+        AccountingKind,
+        typer.Option(help="planned: every step at q and least σ; filter: at its own, for adap_dpfl."),
+    ] = "planned",
+    accountant: Annotated[
+        AccountantName,
+        typer.Option(metavar="NAME", help="pld (the tightest), rdp or rdp-paper, where accounting is planned."),
+    ] = "pld",
+    release: Annotated[Release, typer.Option(help="update: for pe_dpfl with variant output only.")] = "step",
+    noise: Annotated[NoiseKind, typer.Option(help="grid: exact to the last bit, and slower.")] = "gaussian",
+    model: Annotated[
+        VaultModel, typer.Option(metavar="NAME", help="What is trained: cnn, compact_cnn, linear or mlp.")
+    ] = "compact_cnn",
+    hidden: Annotated[int, typer.Option(help="Width of mlp.")] = 128,
+    num_classes: Annotated[int | None, typer.Option(help="Of your own file: public, so not taken from it.")] = None,
+    keep_answers: Annotated[int, typer.Option(help="Answers kept, to be sent again.")] = 20,
+    anchor: Annotated[
+        Path | None, typer.Option(help="File on another disk that follows the ledger: it betrays a restored snapshot.")
+    ] = None,
+    client: Annotated[int, typer.Option(help="Trying out: which client's share, from 0.")] = 0,
+    clients: Annotated[int, typer.Option(help="Trying out: of how many.")] = 10,
+    partition: Annotated[
+        str, typer.Option(help="Trying out: iid, dirichlet or natural.", autocompletion=one_of(PARTITIONS))
+    ] = "dirichlet",
+    beta: Annotated[float, typer.Option(help="Trying out: β of Dir(β).")] = 0.5,
+    split_seed: Annotated[int, typer.Option(help="Trying out: seed of the split.")] = 0,
+    validation: Annotated[float, typer.Option(help="Trying out: share that no client holds.")] = 0.0,
+) -> None:
+    r"""Enrol a data set: its folder gets a policy, a ledger and a public size.
+
+    Example:
+      alidpfl vault init --data patients.npz --num-classes 3 --model linear \
+        --dir /var/lib/alidpfl/hospital-a --epsilon 2 --delta 1e-5 \
+        --sample-rate 0.04 --min-noise-multiplier 1.1 --max-clip-norm 1 \
+        --max-steps-per-round 10
+    """
+    from alidpfl.vault.accounts import budget_of
+    from alidpfl.vault.enrolment import enrol
+    from alidpfl.vault.policy import make_policy
+
+    values = {
+        "anchor": str(anchor.absolute()) if anchor else None,
+        "noise": noise,
+        "budget": {"epsilon": epsilon, "delta": delta},
+        "accounting": {"kind": accounting, "accountant": accountant},
+        "terms": {
+            "sample_rate": sample_rate,
+            "min_noise_multiplier": min_noise_multiplier,
+            "release": release,
+        },
+        "model": {"name": model, "hidden": hidden},
+        "limits": {
+            "max_steps_per_round": max_steps_per_round,
+            "min_clip_norm": min_clip_norm,
+            "max_clip_norm": max_clip_norm,
+            "on_excess": on_excess,
+        },
+        "service": {"keep_answers": keep_answers},
+    }
+    split = {
+        "client": client,
+        "clients": clients,
+        "partition": partition,
+        "dirichlet_beta": beta,
+        "seed": split_seed,
+        "validation": validation,
+    }
+    source = _source(data, num_classes, split)
+    policy = make_policy(values, "vault init", _flag)
+    enrolment = enrol(folder.absolute(), source, policy)
+    if (weakness := budget_of(policy).weakness(enrolment.num_records)) is not None:
+        places = f"{folder} and {anchor}" if anchor else str(folder)
+        way_back = f"The ledger keeps these terms for ever; nothing is spent yet: delete {places}, and enrol again"
+        typer.echo(f"warning: {weakness}. {way_back}", err=True)
+    typer.echo(
+        f"enrolled {enrolment.num_records} records (a number that is public from now on) in {folder}; read "
+        f"{folder / 'policy.toml'}, then: alidpfl vault serve --dir {folder}"
+    )
+
+
+@vault_app.command()
+def serve(
+    folder: Folder,
+    socket: Annotated[Path | None, typer.Option(help="Where to listen; by default vault.sock in the folder.")] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Let this group connect too (mode 0660); needs --socket outside the folder.")
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="counter:hash that status once printed: refuse a ledger that forgot it.")
+    ] = None,
+) -> None:
+    r"""Load the data and answer training rounds over a Unix socket, until Ctrl-C or SIGTERM.
+
+    Example:
+      alidpfl vault serve --dir /var/lib/alidpfl/hospital-a \
+        --socket /run/alidpfl/a.sock --group supernode
+    """
+    if group is not None and socket is None:
+        raise ConfigError(
+            f"--group {group}: members cannot enter the vault's folder, which is the owner's alone; give a --socket "
+            "elsewhere, such as /run/alidpfl/vault.sock"
+        )
+    try:
+        from alidpfl.vault.service import serve as run_service
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"serving needs {error.name}: in a clone of alidpfl run `pip install -c constraints.txt '.[vault]'`"
+        ) from None
+
+    run_service(
+        folder.absolute(), socket_path=socket, group=group, known_head=head, on_ready=partial(_announce, folder)
+    )
+
+
+@vault_app.command()
+def status(
+    folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
+) -> None:
+    """What was spent, what is left, what was refused; and whether the vault is being served.
+
+    Example:
+      alidpfl vault status --dir /var/lib/alidpfl/hospital-a
+    """
+    from alidpfl.vault.status import status
+
+    told = status(folder.absolute())
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        _print_status(told, folder)
+
+
+def _source(data: str, num_classes: int | None, split: dict[str, Any]) -> "FileSource | SplitSource":
+    from alidpfl.vault.enrolment import FileSource, SplitSource
+
+    if data.endswith(".npz"):
+        if num_classes is None:
+            raise ConfigError(
+                "--num-classes is missing: taken from the labels it would show something of them, so it is yours to say"
+            )
+        return _checked(FileSource, {"path": str(Path(data).absolute()), "num_classes": num_classes})
+    names = get_args(SplitSource.model_fields["name"].annotation)
+    if data not in names:
+        raise ConfigError(
+            f"--data {data}: give your own file, whose name ends in .npz, or for trying out one of {', '.join(names)}"
+        )
+    return _checked(SplitSource, {"name": data, **split})
+
+
+def _checked(kind: type[_Source], values: dict[str, Any]) -> _Source:
+    from pydantic import ValidationError
+
+    from alidpfl.inputs.wording import refused
+
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problems = [(problem, str(problem["loc"][0])) for problem in error.errors()]
+        told = [refused(problem, _flag(key), values[key], kind.model_fields[key]) for problem, key in problems]
+        raise ConfigError(f"vault init: {'; '.join(told)}") from None
+
+
+def _flag(key: str) -> str:
+    """The option of `init` that sets a key of the policy or of the source."""
+    return f"--{_FLAGS.get(key, key.rpartition('.')[2]).replace('_', '-')}"
+
+
+def _announce(folder: Path, vault: "Vault", where: Path) -> None:
+    unsafe, anchor = ", ".join(vault.policy.unsafe), vault.policy.anchor_file
+    if unsafe:
+        typer.echo(f"warning: the policy admits {unsafe}: no epsilon covers what that shows", err=True)
+    if anchor is None:
+        typer.echo("note: without an anchor, a restored copy of this folder would spend again unnoticed", err=True)
+    elif anchor.stat().st_dev == folder.stat().st_dev:
+        typer.echo("note: the anchor is on the vault's own disk: a restored copy of it would spend again", err=True)
+    typer.echo(f"listening on {where}; ledger head {vault.ledger.head}")
+
+
+def _print_status(told: dict[str, Any], folder: Path) -> None:
+    from rich.markup import escape
+
+    from alidpfl.cli.progress import wide_console
+    from alidpfl.errors import printable
+    from alidpfl.reporting.tables import rounded_down, rounded_up
+
+    table = Table("", "", title=escape(f"Vault {folder}"), show_header=False)
+    table.add_row("being served", f"yes, by {told['served_by']}" if told["served_by"] else "no")
+    table.add_row("records", str(told["num_records"]))
+    table.add_row("ε spent", f"{rounded_up(told['epsilon_spent'])} of {told['epsilon']:g} at δ = {told['delta']:g}")
+    if told["weakness"] is not None:
+        table.add_row("WEAK", told["weakness"])
+    table.add_row("ε left", rounded_down(told["epsilon_left"]))
+    table.add_row(f"{told['charged']} spent, left", f"{told['units_spent']}, {told['units_left']}")
+    rounds = f"{told['rounds_released']} in {told['runs']} runs"
+    lost = told["rounds_lost"]
+    table.add_row("rounds served", rounds + (f"; {lost} more charged and lost" if lost else ""))
+    refused = ", ".join(f"{count} {code}" for code, count in told["refusals"].items())
+    table.add_row("refused", refused or "none")
+    for entry in told["last_refusals"][-3:]:
+        table.add_row("", escape(printable(f"{entry['code']}: {entry['message']}")))  # a hostile server's words
+    if told["unsafe"]:
+        table.add_row("UNSAFE", f"the policy admits {', '.join(told['unsafe'])}")
+    if not told["covers_everything"]:
+        uses = ", ".join(f"{count} rounds by {use}" for use, count in told["rounds_not_covered"].items())
+        table.add_row("NOT COVERED by ε", uses)
+    table.add_row("head", told["head"])
+    table.add_row("anchor", told["anchor"] or "none: note the head down elsewhere")
+    wide_console().print(table)

@@ -1,0 +1,1 @@
+"""Settings of a run: schema and loading. Never imports torch."""

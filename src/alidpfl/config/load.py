@@ -1,0 +1,117 @@
+"""From a TOML file and `--set key=value` to a checked Config. Every error names the key, the value and the remedy."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from alidpfl.config.schema import Config
+from alidpfl.errors import ConfigError
+from alidpfl.inputs.names import nearest
+from alidpfl.inputs.wording import example, refused, shortened, shown, together
+
+
+def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
+    """The configuration in `path` (None: the embedded default), changed by `overrides` such as "privacy.epsilon=4".
+
+    The section may be left out where the key is in one section only.
+
+    >>> load_config(overrides=["seed=7", "method.policy=ratio"]).run.seed
+    7
+    """
+    values = _read(Path(path)) if path is not None else {}
+    for override in overrides:
+        _apply(values, override)
+    return parse_config(values)
+
+
+def parse_config(values: Mapping[str, Any]) -> Config:
+    """A checked Config from nested plain values."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(together(_explained(problem, values) for problem in error.errors())) from None
+
+
+def keys() -> dict[str, list[str]]:
+    """Every key, by section."""
+    return {name: list(_fields(field.annotation)) for name, field in Config.model_fields.items()}
+
+
+def _fields(section: Any) -> dict[str, Any]:
+    assert issubclass(section, BaseModel)  # noqa: S101 - for the type checker
+    return dict(section.model_fields)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file {path}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; give a configuration file, of a run its config.toml") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number or a nesting beyond all measure
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {override}: write key=value, such as --set privacy.epsilon=4")
+    *path, last = _full_key(key.strip()).split(".")
+    table = values
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {override}: {part} is a value, not a section")
+    table[last] = _value(text.strip())
+
+
+def _full_key(key: str) -> str:
+    """With its section, where that was left out and is clear."""
+    if "." in key:
+        return key
+    homes = [section for section, names in keys().items() if key in names]
+    if len(homes) == 1:
+        return f"{homes[0]}.{key}"
+    if homes:
+        raise ConfigError(f"--set {key}: say which, {' or '.join(f'{home}.{key}' for home in homes)}")
+    raise ConfigError(f"--set {key}: there is no such key; {_hint([key])}")
+
+
+def _value(text: str) -> Any:
+    """As TOML would read it; what TOML cannot read is a text without its quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def _explained(problem: Any, values: Mapping[str, Any]) -> str:
+    path = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        return f"{shortened('.'.join(path))} is not a setting; {_hint(path)}"
+    section = Config.model_fields[path[0]].annotation
+    if len(path) == 1:
+        first, field = next(iter(_fields(section).items()))
+        return f"{path[0]}={shown(problem['input'])} must be a section, such as {path[0]}.{first}={example(field)}"
+    field = _fields(section)[path[1]]
+    return refused(problem, f"{path[0]}.{path[1]}", values[path[0]][path[1]], field)
+
+
+def _hint(path: list[str]) -> str:
+    """What was meant: a key of another section, one spelled nearly so; else what there is."""
+    homes = {name: f"{section}.{name}" for section, names in keys().items() for name in names}
+    if path[-1] in homes:
+        return f"did you mean {homes[path[-1]]}?"
+    if len(path) == 1:
+        near, there_are = {**homes, **{section: section for section in keys()}}, f"the sections are {', '.join(keys())}"
+    else:
+        near = {name: f"{path[0]}.{name}" for name in keys()[path[0]]}
+        there_are = f"[{path[0]}] has {', '.join(near)}"
+    meant = nearest(path[-1], near)
+    return there_are if meant is None else f"did you mean {near[meant]}?"

@@ -1,0 +1,110 @@
+"""A node's side of Flower: bytes to the vault on this machine, bytes back. No torch, and nothing to decide.
+
+This code comes with whoever submits a run, as all of a ClientApp's does: a limit here would bind only the honest. What
+binds is the vault behind the socket, which the owner of the data set up. So only the node's own configuration says
+where that is; what a run is configured with is never looked at, but for whether it is one of Flower's simulations.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from logging import WARNING
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+
+from alidpfl.errors import AliDpflError
+from alidpfl.flower.messages import packed, refused, unpacked
+from alidpfl.vault.client import VaultClient
+from alidpfl.vault.refusals import RefusalCode, VaultBusyError, VaultRefusedError, VaultUnreachableError
+
+Settings: TypeAlias = Mapping[str, bool | int | float | str]
+_Answer = TypeVar("_Answer")
+
+SOCKET, PARTITION, WAIT, TIMEOUT = "vault-socket", "partition-id", "vault-wait", "vault-timeout"
+_DEFAULT_WAIT, _DEFAULT_TIMEOUT = 60.0, 600.0
+_PAUSE = 0.5
+
+
+class Records(Protocol):
+    """What answers for a node: its vault, or in a simulation a share of the run's own data set."""
+
+    def info(self) -> dict[str, Any]:
+        """What is public."""
+
+    def train_bytes(self, content: bytes) -> bytes:
+        """A round."""
+
+
+class _Relay:
+    """A vault that may be starting again, or busy with another run: the same bytes may be sent again at any time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._socket, self._timeout = str(settings[SOCKET]), float(settings.get(TIMEOUT, _DEFAULT_TIMEOUT))
+        self._wait = float(settings.get(WAIT, _DEFAULT_WAIT))
+
+    def info(self) -> dict[str, Any]:
+        return self._patiently(lambda vault: vault.info())
+
+    def train_bytes(self, content: bytes) -> bytes:
+        return self._patiently(lambda vault: vault.train_bytes(content))
+
+    def _patiently(self, ask: Callable[[VaultClient], _Answer]) -> _Answer:
+        end = time.monotonic() + self._wait
+        with VaultClient(self._socket, timeout=self._timeout) as vault:
+            while True:
+                try:
+                    return ask(vault)
+                except (VaultUnreachableError, VaultBusyError):
+                    if time.monotonic() >= end:
+                        raise
+                time.sleep(_PAUSE)
+
+
+def client_app(simulated: Callable[[Settings, int], Records]) -> ClientApp:
+    """A ClientApp; `simulated` makes a partition's records, where there is no vault and the run is a simulation."""
+    app = ClientApp()
+
+    @app.query()
+    def info(message: Message, context: Context) -> Message:
+        def introduced() -> bytes:
+            told = {"info": _records(context, simulated).info(), "partition": context.node_config.get(PARTITION)}
+            return json.dumps(told).encode()
+
+        return _answered(message, introduced)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return _answered(message, lambda: _records(context, simulated).train_bytes(unpacked(message) or b""))
+
+    return app
+
+
+def _records(context: Context, simulated: Callable[[Settings, int], Records]) -> Records:
+    if SOCKET in context.node_config:
+        return _Relay(context.node_config)
+    if context.run_config.get("simulation") is True:
+        return simulated(context.run_config, int(context.node_config[PARTITION]))
+    raise _NoVaultError(f"this node has no vault: start its SuperNode with --node-config '{SOCKET}=\"/path\"'")
+
+
+class _NoVaultError(AliDpflError):
+    pass
+
+
+def _answered(message: Message, work: Callable[[], bytes]) -> Message:
+    """The answer, or why there is none: in words that depend on no record, which is what vaults speak in."""
+    try:
+        return Message(packed(work()), reply_to=message)
+    except VaultRefusedError as error:
+        failed = refused(error.code, str(error))
+    except VaultUnreachableError as error:
+        log(WARNING, "%s", error)  # for the owner: where the socket is, is nobody else's business
+        failed = refused("unreachable", "the node's vault does not answer; the node's log says more")
+    except _NoVaultError as error:
+        failed = refused("no-vault", str(error))
+    except Exception as error:  # a bug, whose text might quote what it should not
+        failed = refused(RefusalCode.FAILED, f"the node failed with {type(error).__name__}")
+    return Message(failed, reply_to=message)

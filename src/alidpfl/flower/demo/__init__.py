@@ -1,0 +1,1 @@
+"""A whole deployment on this machine, for trying out and for tests."""

@@ -1,0 +1,101 @@
+"""A deployment to watch: SuperLink, SuperNodes and vaults on this machine train on drawn digits, and end."""
+
+import json
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from alidpfl.errors import ConfigError
+from alidpfl.flower.demo.loopback import Loopback, LoopbackError, tail
+
+_EPSILON, _DELTA, _SAMPLE_RATE, _NOISE_MULTIPLIER = 2.0, 1e-5, 0.04, 1.2
+_MOST_SECONDS = 900.0
+_POLL = 0.2
+_OURS = "alidpfl: "
+
+
+def run_demo(
+    folder: Path, *, nodes: int, rounds: int, insecure: bool, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Train for a few rounds; what `alidpfl vault status` says of every node then. All processes are ended."""
+    _check_flower()
+    with Loopback(folder, nodes=nodes, insecure=insecure) as loopback:
+        say(f"enrolling {nodes} data sets, each with a vault of its own, under {folder}")
+        for client in range(nodes):
+            _enrol(loopback, client)
+            loopback.start_vault(client)
+        say("starting the SuperLink" + (" WITHOUT encryption" if insecure else ", with TLS and node keys"))
+        loopback.start_superlink()
+        if not insecure:
+            loopback.register_nodes()
+        for client in range(nodes):
+            loopback.start_node(client)
+        _make_app(loopback, rounds)
+        say(f"training for {rounds} rounds")
+        loopback.submit(loopback.folder / "app")
+        _follow(loopback, say)
+        return [_status(loopback, client) for client in range(nodes)]
+
+
+def _check_flower() -> None:
+    """Before anything is enrolled; Flower's own package is not imported for it."""
+    if find_spec("flwr") is None:
+        raise ConfigError(
+            "the demo needs Flower: in a clone of alidpfl run `pip install -c constraints.txt '.[flower]'`; "
+            "without it, `alidpfl run` trains on this machine"
+        )
+
+
+def _enrol(loopback: Loopback, client: int) -> None:
+    budget = ["--epsilon", str(_EPSILON), "--delta", str(_DELTA)]
+    terms = ["--sample-rate", str(_SAMPLE_RATE), "--min-noise-multiplier", str(_NOISE_MULTIPLIER)]
+    limits = ["--max-clip-norm", "1", "--max-steps-per-round", "50"]
+    share = ["--client", str(client), "--clients", str(loopback.nodes)]
+    where = ["--data", "strokes", "--dir", str(loopback.vault_folder(client))]
+    loopback.alidpfl("vault", "init", *where, *share, *budget, *terms, *limits)
+
+
+def _make_app(loopback: Loopback, rounds: int) -> None:
+    settings = {
+        "data.clients": loopback.nodes,
+        "privacy.epsilon": _EPSILON,
+        "privacy.delta": _DELTA,
+        "privacy.sample_rate": _SAMPLE_RATE,
+        "privacy.noise_multiplier": _NOISE_MULTIPLIER,
+        "federation.max_rounds": rounds,
+        "run.evaluate_every": 1,
+    }
+    changes = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    where: list[str | Path] = [loopback.folder / "app", "--out", loopback.folder / "run"]
+    loopback.alidpfl("flower", "init", *where, *changes)
+
+
+def _follow(loopback: Loopback, say: Callable[[str], None]) -> None:
+    """Tell what our own lines in the run's log say, until Flower has told the last of them."""
+    shown, end, is_over = 0, time.monotonic() + _MOST_SECONDS, False
+    while not is_over:
+        time.sleep(_POLL)
+        is_over = not loopback.is_running("run") or time.monotonic() > end
+        lines = _lines(loopback)
+        for line in lines[shown:]:
+            if str(loopback.folder) not in line:  # whether that folder stays is not the server's to say
+                say(f"  {line}")
+        shown = len(lines)
+    if not (loopback.folder / "run" / "summary.json").exists():
+        log = loopback.log("run")
+        raise LoopbackError(f"the run did not end as it should; the end of {log}:\n{tail(log)}")
+
+
+def _lines(loopback: Loopback) -> list[str]:
+    log = loopback.log("run")
+    whole = log.read_text(errors="replace").rpartition("\n")[0] if log.exists() else ""
+    return [line.partition(_OURS)[2] for line in whole.splitlines() if _OURS in line]
+
+
+def _status(loopback: Loopback, client: int) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(
+        loopback.alidpfl("vault", "status", "--json", "--dir", loopback.vault_folder(client))
+    )
+    return told

@@ -1,0 +1,116 @@
+"""The server's side of Flower: nodes by way of its grid. Every wait has an end of its own."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from logging import INFO
+
+import httpx
+from flwr.app import Context, Message
+from flwr.common.logger import FLOWER_LOGGER, log
+from flwr.serverapp import Grid, ServerApp
+
+from alidpfl.errors import AliDpflError
+from alidpfl.flower.messages import MESSAGE_TYPES, code_of, packed, unpacked
+from alidpfl.flower.nodes import Failure, Link, NodeId, Question
+
+RunConfig = Mapping[str, bool | int | float | str]
+
+_FIRST_POLL, _LONGEST_POLL, _POLL_GROWTH = 0.1, 1.0, 1.3
+_SECONDS_BEYOND = 60.0  # that Flower keeps a message after we stop waiting for it
+
+
+class GridLink:
+    """Asks nodes over Flower's grid."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._grid, self._clock, self._sleep = grid, clock, sleep
+
+    def online(self) -> set[NodeId]:
+        """The nodes whose heartbeat the SuperLink has seen of late."""
+        return set(self._grid.get_node_ids())
+
+    def ask(
+        self, question: Question, contents: Mapping[NodeId, bytes], seconds: float
+    ) -> dict[NodeId, bytes | Failure]:
+        """Send to each node and collect until all have answered or `seconds` have passed."""
+        end, waiting, answers = self._clock() + seconds, dict[str, NodeId](), dict[NodeId, bytes | Failure]()
+        for node, content in contents.items():
+            if (taken := self._sent(question, node, content, seconds)) is None:
+                answers[node] = Failure(code="unsent", reason="the SuperLink did not take the message")
+            else:
+                waiting[taken] = node
+        pause = _FIRST_POLL
+        while waiting and self._clock() < end:
+            self._sleep(min(pause, max(0.0, end - self._clock())))
+            pause = min(pause * _POLL_GROWTH, _LONGEST_POLL)
+            for sent, node in list(waiting.items()):
+                if (answer := self._pulled(sent)) is not None:
+                    answers[node] = answer
+                    del waiting[sent]
+        late = Failure(code="timeout", reason=f"no answer within {seconds:g} s")
+        return {**answers, **dict.fromkeys(waiting.values(), late)}
+
+    def tell(self, text: str) -> None:
+        """Into Flower's log, which `flwr log` shows."""
+        log(INFO, "alidpfl: %s", text)
+
+    def _sent(self, question: Question, node: NodeId, content: bytes, seconds: float) -> str | None:
+        """The message's id. One at a time: of several, the grid does not say which it did not take."""
+        message = Message(
+            packed(content),
+            dst_node_id=node,
+            message_type=MESSAGE_TYPES[question],
+            ttl=seconds + _SECONDS_BEYOND,
+        )
+        ids = list(self._grid.push_messages([message]))
+        return ids[0] if ids and ids[0] else None
+
+    def _pulled(self, sent: str) -> bytes | Failure | None:
+        """The answer to the message with this id; None while there is none.
+
+        One at a time, and by the id that was asked for: Flower opens what a node has made, and what cannot be opened
+        must cost no other node its answer, nor may an answer say whose it is.
+        """
+        try:
+            replies = list(self._grid.pull_messages([sent]))
+            return _opened(replies[0]) if replies else None
+        except httpx.HTTPError:  # the SuperLink's, not the node's
+            raise
+        except Exception as error:
+            return Failure(code="malformed", reason=f"Flower cannot open the answer ({type(error).__name__})")
+
+
+class _OurErrorsInALine(logging.Filter):
+    """Flower shows a traceback for whatever a ServerApp raises; what a user can mend is said in a line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, AliDpflError):
+            record.msg, record.args, record.exc_info = "alidpfl: %s", (str(error),), None
+        return True
+
+
+def server_app(run: Callable[[Link, RunConfig], None]) -> ServerApp:
+    """A ServerApp that hands the nodes and the submitted settings to `run`."""
+    app = ServerApp()
+    FLOWER_LOGGER.addFilter(_OurErrorsInALine())
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        run(GridLink(grid), context.run_config)
+
+    return app
+
+
+def _opened(reply: Message) -> bytes | Failure:
+    if reply.has_error():
+        return Failure(code=code_of(reply.error), reason=reply.error.reason or "")
+    content = unpacked(reply)
+    return Failure(code="malformed", reason="the answer has no content") if content is None else content

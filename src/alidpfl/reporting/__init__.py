@@ -1,0 +1,6 @@
+"""Runs to look at: curves in the terminal, tables, figures. Nothing here changes a run."""
+
+from alidpfl.reporting.curves import Series, plot, supports_unicode
+from alidpfl.reporting.snapshot import RunSnapshot
+
+__all__ = ["RunSnapshot", "Series", "plot", "supports_unicode"]

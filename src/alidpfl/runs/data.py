@@ -1,0 +1,94 @@
+"""The data of a run: what is learnt from, who holds what, what may be looked at."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from alidpfl.config.schema import Config
+from alidpfl.data import Dataset, held_out_rows, load
+from alidpfl.data.partition import client_rows, label_counts
+from alidpfl.errors import ConfigError
+from alidpfl.federation.settings import Part
+from alidpfl.simulation.runner import SimulationData
+from alidpfl.types import OnProgress
+
+
+def load_data(config: Config, on_progress: OnProgress | None = None) -> Dataset:
+    """The configured data set."""
+    data = config.data
+    options: dict[str, Any] = {}
+    if data.name == "synthetic":
+        options = {"clients": data.clients, "alpha": data.alpha, "beta": data.beta}
+    elif data.name == "npz" and data.num_classes is not None:
+        options = {"num_classes": data.num_classes}
+    return load(
+        data.name,
+        data_dir=Path(data.data_dir) if data.data_dir else None,
+        seed=config.run.seed if data.name in ("synthetic", "npz") else 0,
+        pixel_range=data.pixel_range,
+        on_progress=on_progress,
+        **options,
+    )
+
+
+def simulation_data(config: Config, dataset: Dataset) -> SimulationData:
+    """Who holds what, and what is looked at."""
+    private, _ = held_out_rows(len(dataset.train), config.data.validation, config.run.seed)
+    return SimulationData(
+        inputs=dataset.train.inputs,
+        targets=dataset.train.targets,
+        clients=_clients(config, dataset, private),
+        evaluation=evaluation_data(config, dataset),
+    )
+
+
+def evaluation_data(config: Config, dataset: Dataset) -> dict[Part, tuple[Tensor, Tensor]]:
+    """What is not private: the test set, and the rows that no client holds."""
+    train, test = dataset.train, dataset.test
+    _, public = held_out_rows(len(train), config.data.validation, config.run.seed)
+    evaluation: dict[Part, tuple[Tensor, Tensor]] = {}
+    if len(public):
+        evaluation["validation"] = (train.inputs[public], train.targets[public])
+    if config.run.evaluate_on == "test":
+        evaluation["test"] = (test.inputs, test.targets)
+    elif not len(public):
+        raise ConfigError('run.evaluate_on="validation" needs data.validation, such as 0.1')
+    else:  # the loop's look is then at the held-out part, and the test set is not even loaded into it
+        evaluation["test"] = evaluation["validation"]
+    return evaluation
+
+
+def _clients(config: Config, dataset: Dataset, private: Tensor) -> list[Tensor]:
+    """Rows of each client, among those that are not held out."""
+    data, files = config.data, len(dataset.natural_clients or ())
+    if data.name == "npz" and "clients" in data.model_fields_set and data.clients != files:
+        raise ConfigError(f"data.clients={data.clients}: there are {files}, one a file; leave it out")
+    return client_rows(
+        dataset,
+        config.partition,
+        clients=config.data.clients,
+        dirichlet_beta=config.data.dirichlet_beta,
+        seed=config.run.seed,
+        min_samples=config.data.min_samples,
+        among=private,
+    )
+
+
+def public_split(config: Config, dataset: Dataset | None = None) -> list[list[int]] | None:
+    """Records of each class at each client, for data that are public anyway; None for users' own.
+
+    `dataset` spares reading what was read before.
+    """
+    if config.data.name == "npz":
+        return None
+    dataset = dataset or load_data(config)
+    parts = [rows.numpy() for rows in simulation_data(config, dataset).clients]
+    counts = label_counts(dataset.train.targets.numpy(), parts, dataset.num_classes)
+    return [[int(count) for count in row] for row in counts.T]
+
+
+def split_title(config: Config) -> str:
+    """What tells one split from another."""
+    beta = f"({config.data.dirichlet_beta:g})" if config.partition == "dirichlet" else ""
+    return f"{config.data.name}, {config.partition}{beta}, {config.data.clients} clients, seed {config.run.seed}"

@@ -1,0 +1,179 @@
+"""`scatter_linear`: every record's features, and the two noised statistics that centre and scale them.
+
+The statistics are released by every client, with noise of its own, before the first round. Both are charged: see
+`releases_before` in build.py. Beside them, a record's features depend on that record only.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alidpfl.config.schema import Config
+from alidpfl.data import Dataset, LabelledData, files
+from alidpfl.data.dataset import image_bytes
+from alidpfl.data.directories import user_cache
+from alidpfl.dpsgd import RandomStream, noised_total
+from alidpfl.errors import ConfigError
+from alidpfl.features import FeatureMap, Standardiser
+from alidpfl.federation.planning import BYTES_PER_NUMBER
+from alidpfl.federation.tensors import steady_arithmetic
+from alidpfl.types import OnProgress, OnShare
+
+Statistics = Mapping[str, Tensor]
+"""What was released: `mean` of all features, `scale` of those of low frequency."""
+
+
+_ROWS_AT_A_TIME = 1024
+_IMAGE_DIMS = 3
+_STREAM = 1  # a fourth number of the seed's path: other randomness than any round's
+
+
+def featured(
+    config: Config,
+    dataset: Dataset,
+    clients: Sequence[Tensor],
+    statistics: Statistics | None = None,
+    on_progress: OnProgress | None = None,
+) -> tuple[Dataset, Statistics]:
+    """The data set with a vector of features in place of every image, and the statistics that it took.
+
+    Args:
+        config: of the run.
+        dataset: of images.
+        clients: rows of each client. What no client holds is not in the statistics.
+        statistics: what the run has released already; None: release them now.
+        on_progress: told of what takes long.
+    """
+    feature_map = map_for(config, dataset.input_shape)
+    train = _features(feature_map, dataset.train.inputs, config, "features", on_progress)
+    if statistics is None:
+        with steady_arithmetic():  # the sums' last bits must not depend on the number of cores
+            statistics = _released(config, feature_map, train, clients)
+    standardiser = Standardiser(feature_map=feature_map, mean=statistics["mean"], scale=statistics["scale"])
+    vectors = _vectors(standardiser, train)
+    del train  # gigabytes, before the test images' come
+    test = _vectors(standardiser, _features(feature_map, dataset.test.inputs, config, "test features", on_progress))
+    return replace(
+        dataset,
+        train=LabelledData(inputs=vectors, targets=dataset.train.targets),
+        test=LabelledData(inputs=test, targets=dataset.test.targets),
+    ), statistics
+
+
+def statistics_bytes(feature_map: FeatureMap) -> int:
+    """Traffic of one client: sums of features and of squared deviations up, their mean and then the scale down."""
+    features, scattering = sum(block.size for block in feature_map.blocks), feature_map.blocks[0]
+    return BYTES_PER_NUMBER * (features + scattering.size + features + int(scattering.low.sum()))
+
+
+def map_for(config: Config, input_shape: tuple[int, ...]) -> FeatureMap:
+    """The features that a configuration asks for."""
+    if len(input_shape) != _IMAGE_DIMS:
+        raise ConfigError(
+            f'model.name="{config.model.name}" needs images, and inputs have shape {input_shape}: use "linear" or "mlp"'
+        )
+    shape = (input_shape[0], input_shape[1], input_shape[2])
+    return FeatureMap(
+        image_shape=shape,
+        scattering_frequencies=config.model.frequencies,
+        sets_upright=config.model.upright,
+        positions=config.model.positions,
+        learned=config.model.learned,
+    )
+
+
+def _features(
+    feature_map: FeatureMap, inputs: Tensor, config: Config, what: str, on_progress: OnProgress | None
+) -> dict[str, Tensor]:
+    tell = None if on_progress is None else lambda share: on_progress(what, share)
+    return load_or_compute(feature_map, image_bytes(inputs, config.data.pixel_range), user_cache() / "features", tell)
+
+
+def _released(
+    config: Config, feature_map: FeatureMap, features: Mapping[str, Tensor], clients: Sequence[Tensor]
+) -> Statistics:
+    """Two rounds of the clients with the server: the noised mean, and around it the noised variances."""
+    clip, privacy = config.model.deviation_clip, config.privacy
+    released = partial(noised_total, noise_multiplier=privacy.statistics_noise, noise=privacy.noise)
+    blocks = [features[block.name] for block in feature_map.blocks]
+    count = sum(len(rows) for rows in clients)
+    total = torch.zeros(sum(block.shape[1] for block in blocks))
+    for client, rows in enumerate(clients):
+        joined = (torch.cat([block[some] for block in blocks], dim=1) for some in rows.split(_ROWS_AT_A_TIME))
+        random = _random(config, 0, client)
+        total += released(joined, len(total), clip_norm=1.0, random=random)
+    mean, scattering = total / count, blocks[0]
+    centre, squares = mean[: scattering.shape[1]], torch.zeros(scattering.shape[1])
+    for client, rows in enumerate(clients):
+        deviations = _squared_deviations(scattering, rows, centre)
+        random = _random(config, 1, client)
+        squares += released(deviations, len(squares), clip_norm=clip, random=random)
+    standardiser = Standardiser.from_statistics(feature_map, mean=mean, variance=squares / count)
+    return {"mean": standardiser.mean, "scale": standardiser.scale}
+
+
+def _squared_deviations(features: Tensor, rows: Tensor, centre: Tensor) -> Iterator[Tensor]:
+    for some in rows.split(_ROWS_AT_A_TIME):
+        yield (features[some] - centre).square_()
+
+
+def _random(config: Config, release: int, client: int) -> RandomStream:
+    if config.run.randomness == "secure":
+        return RandomStream.secure()
+    return RandomStream.seeded(config.run.seed, release, client, _STREAM)
+
+
+def _vectors(standardiser: Standardiser, features: Mapping[str, Tensor]) -> Tensor:
+    count = len(next(iter(features.values())))
+    vectors = torch.empty(count, standardiser.size)
+    for start in range(0, count, _ROWS_AT_A_TIME):
+        part = slice(start, start + _ROWS_AT_A_TIME)
+        vectors[part] = standardiser.vectors({name: values[part] for name, values in features.items()})
+    return vectors
+
+
+def load_or_compute(
+    feature_map: FeatureMap,
+    images: Tensor,
+    cache_dir: Path,
+    on_progress: OnShare | None = None,
+) -> dict[str, Tensor]:
+    """Features of `images`, from `cache_dir` if they are there and whole, otherwise computed and put there.
+
+    A file belongs to exactly these images and this map: each client has its own. It says as much as the images do, so
+    only its owner may read it.
+    """
+    feature_map.check_images(images)
+    path = cache_dir / f"{feature_map.value_key}-{_digest(images)}.npz"
+    return _read(path, feature_map, len(images)) or _compute_and_keep(feature_map, images, path, on_progress)
+
+
+def _digest(images: Tensor) -> str:
+    """Of all bytes; the shape is in the file's name, but for the number of images, which the bytes tell."""
+    return hashlib.sha256(images.contiguous().numpy().data).hexdigest()
+
+
+def _compute_and_keep(
+    feature_map: FeatureMap, images: Tensor, path: Path, on_progress: OnShare | None
+) -> dict[str, Tensor]:
+    features = feature_map.compute(images, on_progress)
+    files.cache_arrays(path, {name: values.numpy() for name, values in features.items()}, is_private=True)
+    return features
+
+
+def _read(path: Path, feature_map: FeatureMap, count: int) -> dict[str, Tensor] | None:
+    """What the cache holds; None where there is nothing whole."""
+    found = files.cached_arrays(path, [block.name for block in feature_map.blocks])
+    if found is None:
+        return None
+    is_whole = all(
+        found[block.name].shape == (count, block.size) and found[block.name].dtype == np.float32
+        for block in feature_map.blocks
+    )
+    return {name: torch.from_numpy(values) for name, values in found.items()} if is_whole else None

@@ -1,0 +1,66 @@
+"""Before the first round: can every client's records be trained on? Errors name the client and quote none of its data.
+
+Found while sampling, such a mistake would show when a particular record is drawn, after budget was spent.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from alidpfl.dpsgd.model_check import made_up, trial
+from alidpfl.errors import DataError
+from alidpfl.federation.settings import Part
+from alidpfl.simulation.runner import SimulationData
+
+_SCORES = 2  # dimensions of (B, classes)
+_ROUNDING = 1e-4
+_LOOKED_AT: dict[Part, str] = {"test": "the test data", "validation": "the public data"}
+
+
+def check_enrolment(model: nn.Module, data: SimulationData) -> None:
+    """Refuse clients without records, inputs that the model cannot take, and labels that it has no output for."""
+    for number, rows in enumerate(data.clients):
+        if len(rows) == 0:
+            raise DataError(f"client {number} has no records; leave it out, or give each client some (min_samples)")
+    classes = _num_outputs(model, data)
+    if classes is None:
+        return
+    is_beyond = data.targets >= classes
+    held_by = data.clients if bool(is_beyond.any()) else ()  # there may be a million of them
+    found = [number for number, rows in enumerate(held_by) if bool(is_beyond[rows].any())]
+    if found:
+        others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise _beyond(f"client {found[0]}{others} has", classes)
+    for part, (_, targets) in data.evaluation.items():
+        if bool((targets >= classes).any()):
+            raise _beyond(f"{_LOOKED_AT[part]} have", classes)
+
+
+def _beyond(who_has: str, classes: int) -> DataError:
+    return DataError(
+        f"{who_has} labels beyond the model's {classes} outputs; number the classes from 0, or give the model an "
+        "output for each"
+    )
+
+
+def gives_probabilities(model: nn.Module, data: SimulationData) -> bool:
+    """Whether the model ends in a softmax, as a layer or as a function, which the loss then applies a second time."""
+    outputs = _outputs(model, data)
+    if outputs.ndim != _SCORES:
+        return False
+    sums = outputs.sum(1)
+    return bool((outputs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=_ROUNDING)
+
+
+def _num_outputs(model: nn.Module, data: SimulationData) -> int | None:
+    """Classes that the model tells apart; None where it gives something else."""
+    outputs = _outputs(model, data)
+    return outputs.shape[1] if outputs.ndim == _SCORES else None
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, data: SimulationData) -> Tensor:
+    """Of a trial on made-up samples."""
+    device = next(model.parameters()).device
+    with trial(model, data.inputs, data.targets):
+        outputs: Tensor = model(made_up(data.inputs, 0).to(device))
+    return outputs

@@ -1,0 +1,145 @@
+"""Many clients on one machine: in this process, or spread over one worker process a core.
+
+The result is the same to the last bit whatever the number of processes: every client's randomness depends on (seed,
+round, client) only, every process computes in one thread, and the server adds in the order of the clients.
+Memory grows with the clients of a round, not with all: a client that is not drawn is a list of row numbers.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+
+from torch import Tensor, nn
+
+from alidpfl.errors import ConfigError
+from alidpfl.federation.settings import Evaluation, Part
+from alidpfl.federation.tensors import steady_arithmetic
+from alidpfl.methods import Method
+from alidpfl.simulation.checks import check_enrolment
+from alidpfl.simulation.runner import Runner, SimulationData
+from alidpfl.simulation.workers import SharedWeights, WorkerPool
+from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, OnShare, tell_nobody
+
+_EVALUATION_ROWS = 1000  # in one piece, whatever the number of processes, so that sums have one order
+
+
+def default_processes() -> int:
+    """One a core that this process may use; 1 where processes cannot safely be forked."""
+    if not sys.platform.startswith("linux"):
+        return 1
+    return len(os.sched_getaffinity(0))
+
+
+class Simulation:
+    """The engine of `alidpfl run`. Use it as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        method: Method,
+        data: SimulationData,
+        seed: int | None,
+        processes: int | None = None,
+        device: str = "cpu",
+        noise: NoiseKind = "gaussian",
+        on_share: OnShare = tell_nobody,
+    ) -> None:
+        """Check model and method at once; worker processes start with the first round.
+
+        Args:
+            model: what is trained; it is copied, never changed.
+            method: its objective is what clients minimise.
+            data: shared by all processes.
+            seed: of clients' batches and noise; None for the operating system's entropy (then nothing can be repeated).
+            processes: None for one a core.
+            device: "cpu" or "cuda"; the latter in this process only.
+            noise: "grid" for exact noise, one record at a time.
+            on_share: told after every client what share of the round's training is done.
+        """
+        wanted = default_processes() if processes is None else processes
+        if wanted < 1:
+            raise ConfigError(f"processes={processes} must be at least 1; leave it out for one a core")
+        if wanted > 1 and not sys.platform.startswith("linux"):
+            raise ConfigError(f"processes={processes} needs Linux, where processes can be forked; use 1")
+        # More than clients would only wait. Two stay two: in a process of its own an error keeps its details to itself.
+        self._processes = 1 if device != "cpu" else min(wanted, max(2, len(data.clients)))
+        with steady_arithmetic():
+            self._runner = Runner(model=model, method=method, data=data, seed=seed, device=device, noise=noise)
+            check_enrolment(self._runner.model, data)
+        self._data = data
+        self._on_share = on_share
+        self._pool: WorkerPool | None = None
+
+    def __enter__(self) -> "Simulation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
+        """Train these clients from `params`; the updates in the plans' order."""
+        work = [self._work(plan) for plan in plans]
+        tell = self._teller(work)
+        if self._processes == 1:
+            updates = []
+            for slot, plan in enumerate(plans):
+                updates.append(self._runner.train(params, plan))
+                tell(slot)
+            return updates
+        pool = self._ready_pool(len(plans), params)
+        updates = pool.run(enumerate(plans), work=work, on_done=tell)
+        return [replace(update, params=pool.weights.of_client(slot)) for slot, update in enumerate(updates)]
+
+    def _teller(self, work: Sequence[float]) -> Callable[[int], None]:
+        """Tells, with every client that is done, the share of all: of the work, since clients have unequal sizes."""
+        total, done = sum(work), 0.0
+
+        def tell(slot: int) -> None:
+            nonlocal done
+            done += work[slot]
+            self._on_share(min(1.0, done / total))
+
+        return tell
+
+    def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
+        """Accuracy and mean loss on the part; None if there is no such data."""
+        if part not in self._data.evaluation:
+            return None
+        total = len(self._data.evaluation[part][1])
+        slices = [slice(start, start + _EVALUATION_ROWS) for start in range(0, total, _EVALUATION_ROWS)]
+        if self._processes == 1:
+            with steady_arithmetic():
+                pieces = [self._runner.evaluate(params, part, rows) for rows in slices]
+        else:
+            pieces = self._ready_pool(1, params).run((part, rows) for rows in slices)
+        correct, loss = (sum(piece[i] for piece in pieces) for i in (0, 1))
+        return Evaluation(accuracy=100.0 * correct / total, loss=loss / total)
+
+    def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
+        """About how long training these plans takes: the largest is tried, on made-up records of the same number."""
+        largest = max(plans, key=self._work)
+        with steady_arithmetic():
+            seconds = min(self._runner.rehearse(params, largest) for _ in range(2))  # the first also warms up
+        return seconds * max(1.0, sum(map(self._work, plans)) / self._work(largest) / self._processes)
+
+    def _work(self, plan: ClientPlan) -> float:
+        return plan.steps * plan.sample_rate * len(self._data.clients[plan.client])
+
+    def _ready_pool(self, num_slots: int, params: Tensor) -> WorkerPool:
+        """Workers with shared memory for this many clients, and the weights in it."""
+        if self._pool is None or self._pool.is_closed or len(self._pool.weights) < num_slots:
+            self.close()
+            self._pool = WorkerPool(self._runner, SharedWeights(num_slots, len(params)), self._processes)
+        self._pool.weights.global_weights.copy_(params)
+        return self._pool

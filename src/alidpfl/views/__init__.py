@@ -1,6 +1,0 @@
-"""Runs to look at: curves in the terminal, tables, figures. Nothing here changes a run."""
-
-from alidpfl.views.curves import Series, plot, supports_unicode
-from alidpfl.views.snapshot import RunSnapshot
-
-__all__ = ["RunSnapshot", "Series", "plot", "supports_unicode"]

@@ -1,0 +1,160 @@
+"""`alidpfl report`: one page of runs and tables, in a real browser."""
+
+import json
+import re
+import shutil
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from reproduction.grid import cells, load_grid
+from selenium.webdriver.common.by import By
+
+from alidpfl.reporting import RunSnapshot
+from alidpfl.reporting.report_page import caveats, report_page
+from alidpfl.runs import execute, load_config
+from alidpfl.store import RunDirectory
+from tests.reporting.conftest import SETTINGS, command
+from tests.reproduction.made import made_result
+
+
+def test_one_small_file_without_a_network(report):
+    text = report.read_text()
+    assert len(text) < 6_000_000
+    assert not re.search(r"https?://(?!www\.w3\.org)", text)
+    assert "<b>leaky" not in text  # the folder's name is text, not markup
+
+
+def test_it_opens_without_a_complaint_and_draws(browser, report):
+    browser.set_window_size(1000, 1200)
+    browser.get(report.as_uri())
+    assert browser.get_log("browser") == []
+    charts = {plot.get_attribute("data-chart") for plot in browser.find_elements(By.CSS_SELECTOR, ".plot")}
+    of_results = {"fixed-small-mnist", "sequence-small-mnist", *(f"accuracy-small-mnist-{n}" for n in range(4))}
+    assert {"accuracy", "steps", "epsilon"} | of_results == charts
+    for plot in browser.find_elements(By.CSS_SELECTOR, ".plot svg"):
+        assert plot.find_elements(By.CSS_SELECTOR, "path.series")
+        assert plot.get_attribute("aria-label")
+    dashed = browser.find_elements(By.CSS_SELECTOR, 'path[stroke-dasharray="7 5"]')
+    assert {path.get_attribute("data-series") for path in dashed} >= {"ours:ali"}  # the seventh, as the first is blue
+    box = browser.find_element(By.CSS_SELECTOR, 'input[name="careful"]')
+    before = len(browser.find_elements(By.CSS_SELECTOR, 'path[data-series="careful"]'))
+    box.click()
+    assert len(browser.find_elements(By.CSS_SELECTOR, 'path[data-series="careful"]')) == before - 1
+
+
+def test_it_says_what_epsilon_does_not_cover(browser, report):
+    browser.get(report.as_uri())
+    told = browser.find_element(By.CSS_SELECTOR, ".caveats").text
+    assert "<b>leaky: ε does NOT cover this run: un-noised signals of the clients" in told
+    assert "synthetic" in told
+    assert "seeded noise" in told
+    assert "ali_dpfl *" in browser.find_element(By.TAG_NAME, "body").text
+
+
+def test_tables_and_figures_are_of_the_results(report):
+    text = report.read_text()
+    assert "ε does NOT cover this run: un-noised signals of the clients" in text  # also where there is no browser
+    assert "ε does NOT cover ali_dpfl" in text
+    assert "paper 97.58" in text
+    assert "how often each fixed τ is best (Fig. 5)" in text
+    charts = json.loads(re.search(r'id="charts">(.*?)</script>', text)[1])
+    sequence = charts["sequence-small-mnist"]["series"][0]["points"]
+    assert sequence == [[1, 1.0], [2, 2.0], [3, 3.0]]
+    fixed = charts["fixed-small-mnist"]["series"]
+    assert [series["name"] for series in fixed] == ["R_s = 2 R_c", "R_s = R_c", "R_s = R_c/2", "R_s = R_c/5"]
+
+
+def test_results_are_summed_up_with_what_to_keep_in_mind(browser, report, results):
+    browser.get(report.as_uri())
+    text = browser.find_element(By.TAG_NAME, "body").text
+    assert "Table I rdp-paper 28 of 120" in text  # 7 methods, 4 columns
+    assert "Table I pld 28 of 120" in text
+    assert "98.50 (n = 2) 97.58 +0.92" in text
+    told = [item.text for item in browser.find_elements(By.CSS_SELECTOR, ".caveats li")]
+    assert any("ε does NOT cover ali_dpfl" in item for item in told)
+    assert f"Also in {results.name}, and not shown here: killers.json." in told
+    assert not any("one seed" in item for item in told)
+
+
+def test_a_grid_of_ones_own(tmp_path):
+    grid = tmp_path / "mine.toml"
+    grid.write_text(
+        "title = 'Mine'\ndatasets = ['synthetic']\naccountants = ['pld']\n[[columns]]\nname = 'one'\nsettings = {}\n"
+        "[[methods]]\nname = 'ratio'\nsettings = { 'method.policy' = 'ratio' }\n"
+    )
+    (cell,) = cells(load_grid(str(grid)))
+    (tmp_path / "results").mkdir()
+    (tmp_path / "reproduction/results/mine.jsonl").write_text(json.dumps(asdict(made_result(cell, 71.5))) + "\n")
+    (tmp_path / "reproduction/results/results.sqlite").touch()
+    told = command(tmp_path / "results", "-o", tmp_path / "r.html")
+    assert told.exit_code == 2
+    assert "mine.toml" in told.stderr
+    assert command(grid, "-o", tmp_path / "r.html").exit_code == 2
+    assert command(tmp_path / "results", grid, "-o", tmp_path / "r.html").exit_code == 0
+    text = (tmp_path / "r.html").read_text()
+    assert "71.50 (n = 1)" in text
+    assert "1 of 1" in text
+
+
+def test_a_line_that_is_no_best_result(results, tmp_path):
+    import shutil
+
+    shutil.copytree(results, tmp_path / "results")
+    (tmp_path / "reproduction/results/best.jsonl").write_text('{"table": "small"}\n')
+    done = command(tmp_path / "results", "-o", tmp_path / "r.html")
+    assert done.exit_code == 2
+    assert "line 1 of" in done.stderr
+
+
+def test_the_split_is_shown_of_public_data_only(tmp_path):
+    random = np.random.default_rng(0)
+    for name in ("a", "b", "test"):
+        np.savez(tmp_path / f"{name}.npz", x=random.normal(size=(40, 3)).astype("float32"), y=np.arange(40) % 2)
+    own = ["data.name=npz", f'data.data_dir="{tmp_path}"', "data.num_classes=2", *SETTINGS[2:]]
+    execute(load_config(overrides=[*own, "federation.max_rounds=2"]), tmp_path / "own")
+    done = command(tmp_path / "own", "-o", tmp_path / "own.html")
+    assert done.exit_code == 0, done.stderr
+    text = (tmp_path / "own.html").read_text()
+    assert "Who holds what" not in text  # label counts are the clients' own
+    assert RunSnapshot.load(tmp_path / "own").facts()["clients"] == 2  # as the files say, not the configuration
+    assert 'class="heat"' not in text
+
+
+def test_a_page_is_not_called_otherwise(runs, tmp_path):
+    done = command(*runs, "-o", tmp_path / "report.pdf")
+    assert done.exit_code == 2
+    assert "the page is HTML; its extension must be .html or .htm" in done.stderr
+    assert not (tmp_path / "report.pdf").exists()
+
+
+def test_a_running_run_is_marked(runs):
+    import dataclasses
+
+    running = dataclasses.replace(RunSnapshot.load(runs[0]), summary=None)
+    assert "The run is not finished." in caveats(running)
+    assert "not finished" in report_page([running])
+
+
+@pytest.mark.parametrize("content", [None, "nothing"])
+def test_what_is_neither_run_nor_results_is_refused(tmp_path, content):
+    if content:
+        (tmp_path / "x").write_text(content)
+    done = command(tmp_path, "-o", tmp_path / "r.html")
+    assert done.exit_code == 2
+    assert "neither a run nor a folder of results" in done.stderr
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_of_a_deployment_nobodys_split_is_drawn(tmp_path, runs):
+    """What its configuration says of data and clients is a simulation's; the records are their owners'."""
+    shutil.copytree(runs[0], tmp_path / "deployed")
+    alone = command(runs[0], "-o", tmp_path / "alone.html")
+    RunDirectory(tmp_path / "deployed").write_members({"run": "r", "clients": []})
+    done = command(tmp_path / "deployed", "-o", tmp_path / "deployed.html")
+    assert (alone.exit_code, done.exit_code) == (0, 0)
+    assert "Who holds what" in (tmp_path / "alone.html").read_text()
+    text = (tmp_path / "deployed.html").read_text()
+    assert "Who holds what" not in text
+    assert "data.clients" not in text
+    assert "noise σ" in text
