@@ -36,19 +36,13 @@ types: $(SET_UP) ## mypy --strict on src
 contracts: $(SET_UP) ## import-linter: imports point down only
 	$(BIN)/lint-imports
 
-# In two processes, one a core: these folders start processes of their own and mostly wait; the rest computes.
-WAITING := tests/flower tests/vault tests/faults tests/reproduction tests/planner tests/runs tests/store tests/data \
-	tests/examples tests/packaging
-PYTEST := $(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
 
 unit: $(SET_UP) ## pytest without the slow tests, in two processes
-	@log=$$(mktemp); $(PYTEST) $(WAITING) > $$log 2>&1 & waiting=$$!; \
-	$(PYTEST) $(addprefix --ignore=,$(WAITING)); computed=$$?; \
-	wait $$waiting; waited=$$?; cat $$log; rm -f $$log; \
-	exit $$(( computed > waited ? computed : waited ))
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 test-slow: $(SET_UP) ## The tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 nightly: $(SET_UP) ## 200 kills of vaults, SuperNodes and the ServerApp, and 200 of a vault alone; hours
 	ALIDPFL_KILLS=200 $(BIN)/python -m pytest -m slow tests/flower/test_kills.py tests/vault/test_kills.py
@@ -72,7 +66,7 @@ audit-dependencies: ## pip-audit on constraints.txt, for at most a minute; a rep
 	else echo "audit: not clean, or no vulnerability service in reach within a minute; a report only"; fi
 
 mutants: $(SET_UP) ## Break the code on purpose, one bug at a time; each must turn a test red. ONLY=ledger, ARGS="--jobs 2"
-	$(BIN)/python tests/mutants.py --only "$(ONLY)" $(ARGS)
+	$(BIN)/python -m tests.mutation --only "$(ONLY)" $(ARGS)
 
 bench: $(SET_UP_BENCH) ## Measure step and round against plain SGD and the peers, and the accountants
 	$(BIN)/python -m benchmarks.step
@@ -98,8 +92,8 @@ bench-softmax: $(SET_UP) ## Measure only a DP step of softmax regression
 bench-flower: $(SET_UP) ## Measure what a round of a deployment costs beside the training
 	$(BIN)/python -m benchmarks.flower
 
-docs: $(SET_UP) ## Write docs/reference/configuration.md anew
-	$(BIN)/python -m docs.settings_reference > docs/reference/configuration.md
+docs: $(SET_UP) ## Fill the generated parts of the pages, and write the page of settings
+	$(BIN)/python -m docs.generate
 
 site: $(SET_UP) ## Build the documents as a site, strictly: build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -19,8 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alidpfl.features import FeatureMap
+from alidpfl.features import FeatureMap, LearnedFilters
 from alidpfl.features.scattering import Scattering
+
+LEAVES = (
+    "reproduction/filters/leaves.safetensors#sha256=07391e16f6d7522484bf013d36fb325a2dc8df8ac1e962883f68949c7e9f0ef5"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ DATA_SETS = (
 def _all_blocks(shape: tuple[int, int, int]) -> Callable[[Tensor], Any]:
     """As the recipes for MNIST and CIFAR-10 take them."""
     is_photograph = shape[0] > 1
-    learned = ("leaves",) if is_photograph else ()
+    learned = (LearnedFilters.parse(LEAVES),) if is_photograph else ()
     more = {"learned": learned, "sets_upright": not is_photograph}
     return FeatureMap(image_shape=shape, scattering_frequencies=6, **more).compute
 

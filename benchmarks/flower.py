@@ -119,8 +119,8 @@ def overhead_shares(rounds: int) -> list[float]:
     config = load_config(overrides=["processes=1", "method.policy=fixed", "method.local_steps=2"])
     shares = []
     with prepare(config).federation as federation:
-        engine = _Timed(federation.training._engine)
-        federation.training._engine = engine
+        engine = _Timed(federation._engine)
+        federation._engine = engine
         for _ in range(WARM_UP_ROUNDS + rounds):
             engine.seconds, started = 0.0, time.perf_counter()
             federation.step()

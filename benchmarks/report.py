@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-DOCS = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+DOCS = Path(__file__).parent.parent / "docs" / "reference" / "benchmarks.md"
 
 _COMMANDS = {"flower": "make bench-flower"}  # the other sections: `make bench`
 

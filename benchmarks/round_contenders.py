@@ -15,13 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.relu_pool import join_relu_and_pool
-from alidpfl.federation.federation import Federation, ledger_for
+from alidpfl.federation.federation import make_ledger
 from alidpfl.federation.settings import FederationSettings
 from alidpfl.federation.tensors import flatten, keep_heap, load, trained
 from alidpfl.methods import make_method
 from alidpfl.models.cnn import paper_cnn
 from alidpfl.policies import make_policy
 from alidpfl.privacy import PrivacyBudget
+from alidpfl.simulation import simulate
 from alidpfl.simulation.runner import SimulationData
 
 Round = Callable[[], None]
@@ -52,14 +53,14 @@ def ours(accountant: str) -> Round:
     inputs, targets = made_up_data()
     method = make_method("fedavg_dp", clip_norm=CLIP_NORM, noise_multiplier=NOISE_MULTIPLIER)
     budget = PrivacyBudget(epsilon=8.0, delta=1e-5)
-    federation = Federation.simulated(
+    federation = simulate(
         model=initial_model(),
         data=SimulationData(
             inputs=inputs, targets=targets, clients=list(torch.arange(len(inputs)).split(RECORDS)), evaluation={}
         ),
         method=method,
         policy=make_policy("fixed", local_steps=LOCAL_STEPS),
-        ledger=ledger_for(method, budget, SAMPLE_RATE, NOISE_MULTIPLIER, accountant),
+        ledger=make_ledger(method, budget, SAMPLE_RATE, NOISE_MULTIPLIER, accountant),
         settings=FederationSettings(
             max_rounds=_FOREVER, evaluate_every=_FOREVER, sample_rate=SAMPLE_RATE, learning_rate=LEARNING_RATE
         ),

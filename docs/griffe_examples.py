@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: examples as code, since a `>>>` would be three quotations, and pages of docs/ as links."""
+"""A griffe extension that prepares docstrings for Markdown: examples become code, and names of pages become links."""
 
 import re
 from typing import Any
@@ -10,14 +10,16 @@ class Examples(Extension):
     """Changes every docstring before it is read as Markdown."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
-        """Of a module, class, function or attribute."""
+        """Change the docstring of a module, class, function or attribute."""
         if obj.docstring is not None:
-            text = re.sub(r"\bdocs/([\w-]+)\.md", r"[\1](\1.md)", obj.docstring.value)
+            text = re.sub(r"\bdocs/([\w-]+)/([\w-]+)\.md", r"[\2](../\1/\2.md)", obj.docstring.value)
             obj.docstring.value = fenced(text) if ">>>" in text else text
 
 
 def fenced(text: str) -> str:
-    r"""Blocks from `>>>` to the next empty line, as code.
+    r"""Return the text with each block from `>>>` to the next empty line as code.
+
+    Markdown would read `>>>` as three quotations.
 
     >>> fenced("Adds.\n\n>>> 1 + 1\n2").splitlines()
     ['Adds.', '', '```pycon', '>>> 1 + 1', '2', '```']

@@ -1,59 +1,73 @@
-"""What the site adds to the folder docs/: pages that live elsewhere, and links that lead out of it."""
+"""Hooks that complete the site: pages from outside docs/, and links that lead out of docs/."""
 
+import os
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 ELSEWHERE = {
-    "ARCHITECTURE.md": "architecture.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "CHANGELOG.md": "changes.md",
-    "examples": "examples.md",
+    "ARCHITECTURE.md": "explanation/architecture.md",
+    "CONTRIBUTING.md": "how-to/contributing.md",
+    "CHANGELOG.md": "reference/changes.md",
+    "examples/README.md": "tutorials/examples.md",
 }
+"""Files of the repository that become pages of the site, and their places in it."""
+_SOURCES = {page: source for source, page in ELSEWHERE.items()}
+_PAGES = {**ELSEWHERE, "README.md": "index.md", "examples": "tutorials/examples.md"}
+_COMMANDS = "reference/cli.md"
 _COMMANDS_HEAD = """# Commands
 
-`alidpfl COMMAND --help` says the same. `alidpfl --version` tells the version, `alidpfl --install-completion` teaches
-your shell the commands, and `--show-completion` prints what it would add."""
-_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+At the end of this page you will know every command with its options. `alidpfl COMMAND --help` prints the same.
+`alidpfl --version` prints the version. `alidpfl --install-completion` adds completion to your shell, and
+`--show-completion` prints what it would add."""
+_LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Take in the pages that stand beside the code, and the commands' own help."""
+    """Add the pages that are made from other files, and the commands' own help."""
     for name, page in ELSEWHERE.items():
-        content = examples_page() if name == "examples" else (ROOT / name).read_text(encoding="utf-8")
+        content = examples_page() if name.startswith("examples") else (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=content))
-    files.append(File.generated(config, "cli.md", content=commands_page()))
+    files.append(File.generated(config, _COMMANDS, content=commands_page()))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to pages that the site has lead there; of links to files that it has not, the words stay."""
-    markdown = _LINK.sub(_link, markdown)
-    return re.sub(r"a page\s+of the site", "[a page of the site](cli.md)", markdown)  # which is no file elsewhere
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Point links at pages of the site; keep only the words of links to other files."""
+    here = page.file.src_uri
+    markdown = _LINK.sub(lambda found: _link(found, here), markdown)
+    # The page of commands exists on the site only, so no Markdown file can link to it.
+    return re.sub(r"a page\s+of the site", f"[a page of the site]({_relative(_COMMANDS, here)})", markdown)
 
 
-def _link(found: re.Match[str]) -> str:
-    words, target = found[1], found[2]
-    if target.startswith(("http", "#", "mailto:", "pictures/")):
+def _link(found: re.Match[str], here: str) -> str:
+    image, words, target = found.groups()
+    if target.startswith(("http", "#", "mailto:")):
         return found[0]
     path, _, anchor = target.partition("#")
-    name = path.removeprefix("../").removeprefix("docs/")
-    if name == "README.md":
-        return f"[{words}](index.md)"
-    if name in ELSEWHERE:
-        return f"[{words}]({ELSEWHERE[name]}{'#' if anchor else ''}{anchor})"
-    if name.startswith("examples/") and name.endswith(".py"):
-        return f"[{words}](examples.md#{Path(name).stem})"
-    if (ROOT / "docs" / name).exists() and "/" not in name:
-        return f"[{words}]({name}{'#' if anchor else ''}{anchor})"
-    return f"{words} (`{path.removeprefix('../')}`)"
+    name = posixpath.normpath(posixpath.join(posixpath.dirname(_SOURCES.get(here, f"docs/{here}")), path))
+    if name in _PAGES:
+        page, suffix = _PAGES[name], f"#{anchor}" if anchor else ""
+    elif name.startswith("examples/") and name.endswith(".py"):
+        page, suffix = ELSEWHERE["examples/README.md"], f"#{Path(name).stem}"
+    elif name.startswith("docs/") and (ROOT / name).is_file():
+        page, suffix = name.removeprefix("docs/"), f"#{anchor}" if anchor else ""
+    else:
+        return f"{words} (`{name}`)"
+    return f"{image}[{words}]({_relative(page, here)}{suffix})"
+
+
+def _relative(page: str, here: str) -> str:
+    return Path(os.path.relpath(page, posixpath.dirname(here) or ".")).as_posix()
 
 
 def examples_page() -> str:
-    """The folder's own page, and every script that it links to."""
+    """Return the README of the examples, followed by every script that it links to."""
     page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     scripts = re.findall(r"\]\((\w+\.py)\)", page)
     page = re.sub(r"\[(\w+)\]\(\w+\.py\)", lambda found: f"[{found[1]}](#{found[1]})", page)
@@ -64,7 +78,7 @@ def examples_page() -> str:
 
 
 def commands_page() -> str:
-    """Every command with its options, from the program itself."""
+    """Return a page of every command with its options, from the program itself."""
     from alidpfl.cli import commands, help_of
 
     lines = [_COMMANDS_HEAD]
@@ -79,7 +93,7 @@ def commands_page() -> str:
 
 
 def _continued(example: str, width: int = 100) -> str:
-    """A long command over several lines, as a shell reads them; an option stays with its value."""
+    """Break a long command into lines that a shell joins again. Options stay beside their values."""
     lines = [""]
     for part in re.split(r" (?=--|&& )", example):
         if lines[-1] and len(lines[-1]) + len(part) > width:

@@ -1,8 +1,11 @@
 # %% [markdown]
 # # A policy of your own
 #
-# A policy says how many local steps the next round takes. It sees a `Situation`: budgets, rounds, what is affordable.
-# With `needs_raw_signals = False` all of it is public or noised, so that no such policy can leak.
+# At the end you will have written your own policy and compared it with `ratio`.
+#
+# A policy chooses how many local steps τ each client takes in the next round. It gets a `Situation` with the budgets,
+# the rounds and the steps that are left. With `needs_raw_signals = False`, all of that is public or noised. Such a
+# policy cannot reveal anything about a record.
 
 # %%
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ import alidpfl
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Few local steps while the model is young, then whatever uses both budgets up together."""
+    """Take one local step in the first rounds, then spread the steps that are left evenly."""
 
     rounds: int = 5
     name = "warm_up"
@@ -23,7 +26,7 @@ class WarmUp:
     needs_curvature = False
 
     def decide(self, situation: alidpfl.Situation) -> alidpfl.Decision:
-        """One step at first; afterwards an even share of the steps that are left."""
+        """Return the local steps of the next round, and why."""
         if situation.round < self.rounds:
             return alidpfl.Decision(local_steps=1, why="warming up")
         share = max(1, situation.steps_left // situation.rounds_left)
@@ -36,7 +39,7 @@ truth = torch.randn(20, 3, generator=generator)
 
 
 def made_up(count):
-    """Records of three classes."""
+    """Return made-up records of three classes."""
     inputs = torch.randn(count, 20, generator=generator)
     return inputs, (inputs @ truth).argmax(1)
 
@@ -46,7 +49,7 @@ privacy = alidpfl.Privacy(epsilon=2.0, delta=1e-5, sample_rate=0.1, noise_multip
 
 
 def trained(policy):
-    """Local steps of every round, and the last accuracy."""
+    """Train, and return the local steps of every round and the final accuracy."""
     with alidpfl.federate(
         torch.nn.Linear(20, 3),
         clients,
@@ -55,7 +58,7 @@ def trained(policy):
         max_rounds=20,
         learning_rate=0.5,
         policy=policy,
-        seed=0,  # the same noise for both: a fair comparison, and not private from whoever knows it
+        seed=0,  # both policies get the same noise, which makes the comparison fair; a seeded run is not private
     ) as federation:
         records = list(federation)
     return [record.local_steps for record in records], records[-1].accuracy

@@ -1,12 +1,12 @@
-"""Write the notebooks anew from the scripts beside them, and run them: `python examples/make_notebooks.py`.
+"""Make the notebooks from the scripts beside them, and run them: `python examples/make_notebooks.py`.
 
-A script is cut into cells at lines that begin with `# %%`, as editors know them. What the cells print and draw
-is kept.
+The scripts have cells that begin with `# %%`, as editors and jupytext know them. Outputs are kept in the notebooks.
 """
 
 import tempfile
 from pathlib import Path
 
+import jupytext
 import nbformat
 from nbclient import NotebookClient
 
@@ -15,26 +15,19 @@ SCRIPTS = tuple(path for path in sorted(FOLDER.glob("*.py")) if path.name != Pat
 
 
 def notebook(script: str) -> nbformat.NotebookNode:
-    """The script's cells."""
-    cells = []
-    for number, cell in enumerate(script.split("# %%")[1:]):
-        kind, _, text = cell.partition("\n")
-        if kind.strip() == "[markdown]":
-            words = "\n".join(line.removeprefix("#").removeprefix(" ") for line in text.strip().splitlines())
-            made = nbformat.v4.new_markdown_cell(words)
-        else:
-            made = nbformat.v4.new_code_cell(text.strip())
-        made.id = f"cell-{number}"  # else drawn at random, and every writing a change
-        cells.append(made)
-    about = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    return nbformat.v4.new_notebook(cells=cells, metadata=about)
+    """Return the script as a notebook without outputs."""
+    book = jupytext.reads(script, fmt="py:percent")
+    for number, cell in enumerate(book.cells):
+        cell.id = f"cell-{number}"  # random ids would make each run a change in git
+    book.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return book
 
 
 def run(book: nbformat.NotebookNode, folder: str) -> None:
-    """Fill in what the cells print and draw. No clock: it would only make every writing a change."""
+    """Run the cells in a folder and keep what they print and draw. Timings are left out: they change in each run."""
     place = {"metadata": {"path": folder}}
     NotebookClient(book, timeout=300, record_timing=False, coalesce_streams=True, resources=place).execute()
-    del book.metadata["language_info"]  # which Python it was
+    del book.metadata["language_info"]  # the version of Python
 
 
 if __name__ == "__main__":

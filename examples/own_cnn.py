@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Your own network
 #
-# Any `torch.nn.Module` that treats each sample alone. Here a small CNN on drawn digits, over four clients with skewed
-# labels.
+# At the end you will have trained your own CNN on four clients that hold different mixes of digits.
+#
+# Any `torch.nn.Module` works if it treats each record alone. The digits are drawn by the program.
 
 # %%
 import matplotlib.pyplot as plt
@@ -12,7 +13,7 @@ from torch import nn
 import alidpfl
 from alidpfl.data import dirichlet
 
-digits = alidpfl.load_dataset("strokes")  # drawn on this machine, once
+digits = alidpfl.load_dataset("strokes")  # drawn on this machine, then cached
 inputs, targets = digits.train.inputs, digits.train.targets
 rows = dirichlet(targets, 4, beta=0.5, seed=0)
 clients = [(inputs[own], targets[own]) for own in rows]
@@ -20,7 +21,10 @@ test = (digits.test.inputs[:2000], digits.test.targets[:2000])
 print("records:", [len(own) for own in rows], "of shape", tuple(inputs.shape[1:]))
 
 # %% [markdown]
-# BatchNorm mixes samples, and would be refused with the reason; GroupNorm does not. Clipped gradients bear large steps.
+# Use GroupNorm instead of BatchNorm. BatchNorm mixes the records of a batch, so alidpfl refuses it. The learning rate
+# can be large, because clipping limits the gradients.
+#
+# `noise_multiplier_for` finds the noise that 200 steps need within the budget.
 
 # %%
 model = nn.Sequential(
@@ -48,7 +52,7 @@ axes.set(xlabel="ε spent so far", ylabel="accuracy, %", title="One dot a round"
 plt.show()
 
 # %% [markdown]
-# What comes out is an ordinary module, and what it cost.
+# The result is an ordinary torch module. `epsilons` has the privacy cost of each client.
 
 # %%
 trained = federation.model.eval()

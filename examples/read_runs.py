@@ -1,7 +1,9 @@
 # %% [markdown]
 # # A run directory, read with pandas
 #
-# `alidpfl run` leaves one JSON line a round, and a summary. Nothing else is needed to plot or to compare.
+# At the end you will have trained two runs, and read and plotted their files with pandas.
+#
+# A run writes one line of JSON for each round, and a summary at its end.
 
 # %%
 import json
@@ -22,12 +24,12 @@ for policy in ("ratio", "fixed"):
             f"method.policy={policy}",
             "method.learning_rate=0.5",
             "federation.max_rounds=20",
-            "privacy.max_steps=70",  # 3.5 a round: more than one step each can use
+            "privacy.max_steps=70",  # 3.5 a round; one step a round leaves most of them unused
             "run.evaluate_every=1",
             *(["method.local_steps=1"] if policy == "fixed" else []),
         ]
     )
-    alidpfl.execute(config, folder / policy)  # as `alidpfl run` on the command line
+    alidpfl.execute(config, folder / policy)  # the same as `alidpfl run` on the command line
 
 # %%
 rounds = pd.concat(
@@ -37,7 +39,7 @@ print(rounds.groupby("run").agg({"local_steps": ["min", "max", "sum"], "accuracy
 
 # %%
 curves = rounds.pivot_table(index="round", columns="run", values="accuracy")
-curves.index += 1  # in files rounds count from 0
+curves.index += 1  # rounds count from 0 in the files
 curves.plot(ylabel="accuracy, %", xticks=range(0, 21, 5), figsize=(6, 3))
 plt.show()
 
@@ -46,7 +48,7 @@ summaries = pd.DataFrame({path.parent.name: json.loads(path.read_text()) for pat
 print(summaries[["rounds", "accuracy", "epsilon", "covers_everything"]])
 
 # %% [markdown]
-# The same with types, from Python:
+# `RunDirectory` reads the same files as Python objects:
 
 # %%
 run = alidpfl.RunDirectory.open(folder / "ratio")

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # The loop, by hand
 #
-# A federation is an iterator of rounds, and `step()` is one of them. What is planned can be seen before it is charged,
-# and you may stop whenever you like. What is proved then is still the budget: if you stop because of what you saw, the
-# smaller epsilon shown so far was chosen by outputs, and is no claim to make.
+# At the end you will have trained round by round, looked at each plan before it ran, and stopped early.
+#
+# `step()` trains one round. Before it, you can look at what the round will do.
 
 # %%
 import matplotlib.pyplot as plt
@@ -16,7 +16,7 @@ truth = torch.randn(20, 3, generator=generator)
 
 
 def made_up(count):
-    """Records of three classes."""
+    """Return made-up records of three classes."""
     inputs = torch.randn(count, 20, generator=generator)
     return inputs, (inputs @ truth).argmax(1)
 
@@ -37,13 +37,13 @@ federation = alidpfl.federate(
 # %%
 records = []
 with federation:
-    while (plans := federation.training.next_plans()) is not None:
+    while (plans := federation.next_plans()) is not None:
         print(f"next: {len(plans)} clients, {plans[0].steps} steps each, sigma = {plans[0].noise_multiplier}", end="; ")
         record = federation.step()
         records.append(record)
         spent = max(federation.epsilons.values())
         print(f"round {record.number}: {record.accuracy:.1f} %, epsilon so far {spent:.3f}")
-        if record.accuracy > 90:  # on public data: it is no secret why we stop
+        if record.accuracy > 90:  # measured on public test data
             break
     print("stopped:", federation.stop_reason or "by hand", "after", record.number, "rounds")
 
@@ -58,6 +58,7 @@ right.set(xlabel="round", ylabel="ε so far, and the budget", ylim=(0, None))
 plt.show()
 
 # %% [markdown]
-# We stopped because of the accuracy, so the claim for this model is the budget, epsilon = 2, not the last number
-# printed. Steps that were not run released nothing. Whoever keeps the accounts can run them later within the same
-# budget: see the vault in the documentation.
+# We stopped because of the accuracy, and the accuracy depends on the training. So the claim for this model is the whole
+# budget, epsilon = 2. It is not the smaller number that was printed last.
+#
+# Steps that were not run have revealed nothing. A vault could still use them in a later run within the same budget.

@@ -1,8 +1,10 @@
 # %% [markdown]
 # # Your own tabular data, in five silos
 #
-# Five hospitals have a table each, and want one model of who comes back within a month. No table may leave its owner.
-# Here the tables are made up and lie side by side; put your own in their place.
+# At the end you will have trained one model on the tables of five hospitals, within a privacy budget for each.
+#
+# The model predicts which patients come back within a month. No table may leave its hospital. Here the tables are made
+# up, and all are on one machine. Replace them with your own.
 
 # %%
 import tempfile
@@ -18,22 +20,22 @@ NUM_COLUMNS = 12
 folder = Path(tempfile.mkdtemp())
 random = np.random.default_rng(0)
 truth = random.normal(size=NUM_COLUMNS)
-for number, size in enumerate((2400, 1800, 3000, 1500, 2100, 1000)):  # the last one stands for public data
-    shift = 0.5 * random.normal(size=NUM_COLUMNS)  # silos are not alike
+for number, size in enumerate((2400, 1800, 3000, 1500, 2100, 1000)):  # the last table is public, for testing
+    shift = 0.5 * random.normal(size=NUM_COLUMNS)  # hospitals differ
     usual = random.normal(size=(size, NUM_COLUMNS)) + shift
     returned = (usual @ truth + random.normal(size=size) > 0).astype(int)
-    table = (50 + 15 * usual).clip(0, 100)  # every column as a score from 0 to 100
+    table = (50 + 15 * usual).clip(0, 100)  # every column is a score from 0 to 100
     np.savetxt(folder / f"hospital{number}.csv", np.column_stack([table, returned]), delimiter=",")
 
 # %% [markdown]
-# A client is a pair: inputs (n, columns) and classes (n,). Scale columns by *public* knowledge: here every column is a
-# score from 0 to 100, so that 50 becomes 0, and 0 and 100 become about -3 and 3. A mean taken from the tables would be
-# a release that no ε covers.
+# A client is a pair: inputs of shape (n, columns) and classes of shape (n,). Scale columns by *public* knowledge. Here
+# every column is a score from 0 to 100, so we map 50 to 0, and 0 and 100 to about -3 and 3. Do not use a mean of the
+# tables: it would reveal something that ε does not cover.
 
 
 # %%
 def client(path):
-    """One hospital's records."""
+    """Read one hospital's records."""
     table = np.loadtxt(path, delimiter=",", dtype=np.float32)
     return torch.from_numpy((table[:, :-1] - 50) / 15), torch.from_numpy(table[:, -1]).long()
 
@@ -42,7 +44,8 @@ def client(path):
 print([len(inputs) for inputs, _ in clients], "records;", len(test[0]), "that are not private")
 
 # %% [markdown]
-# The budget: every hospital may spend ε = 1 at δ = 1e-5, in at most 30 rounds. How much noise do 60 steps then need?
+# Every hospital allows ε = 1 at δ = 1e-5, and there are at most 30 rounds. `noise_multiplier_for` finds the noise that
+# 60 steps need within this budget.
 
 # %%
 budget = alidpfl.PrivacyBudget(epsilon=1.0, delta=1e-5)
@@ -58,7 +61,7 @@ with alidpfl.federate(
     privacy=privacy,
     max_rounds=30,
     learning_rate=0.5,
-    policy="ratio",  # both budgets end together
+    policy="ratio",  # spread the steps evenly over the rounds
     evaluate_every=1,
 ) as federation:
     records = list(federation)

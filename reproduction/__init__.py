@@ -1,1 +1,4 @@
-"""The paper, reproduced: its tables as grids, runs that can be continued for days, ours beside theirs."""
+"""Reproduce the tables of the ALI-DPFL paper (arXiv 2308.10457): grids, runs, results and pages.
+
+Run `python -m reproduction --help` in the root of a clone. The installed package does not contain this folder.
+"""

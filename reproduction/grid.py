@@ -1,4 +1,4 @@
-"""A table of the paper as a file: what every run has in common, and what changes by column, method and data set."""
+"""A grid: the runs of one table, described by a TOML file with columns, methods and data sets."""
 
 import hashlib
 import json
@@ -6,32 +6,33 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from alidpfl.config import Config, load_config
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.names import named
-from alidpfl.privacy import ACCOUNTANTS
-from alidpfl.runs import Config, load_config
+from alidpfl.registry import ACCOUNTANTS
 
 MOST_SEEDS = 10
-"""Of a cell that are kept in files and shown in tables."""
+"""The largest number of seeds of a cell that files keep and tables show."""
 
 SEARCH = "tuning"
 NAMES = ("small", "medium", "large", "heterogeneity", SEARCH)
-"""The grids that ship: Tables I to IV, and the search for their settings."""
+"""The built-in grids: Tables I to IV, and the search for their settings."""
 
-# No final accuracy depends on these; where a known data set lies does not matter either, but `npz` is what lies there.
+_FOLDER = Path(__file__).parent / "grids"
+
+# The final accuracy does not depend on these settings. The folder of a known data set does not matter either, but the
+# folder of `npz` data decides which records they are.
 _FREE = frozenset({"run.processes", "run.device", "run.evaluate_every"})
 _WHERE = frozenset({"data.data_dir"})
 _BUDGET, _POLICY = frozenset({"privacy.epsilon", "privacy.accountant"}), frozenset({"method.policy"})
 Settings = dict[str, Any]
-_Name = Annotated[str, Field(pattern="^[^,]+$")]  # they are chosen by lists
+_Name = Annotated[str, Field(pattern="^[^,]+$")]  # options take lists of names, separated by commas
 
 
 class _Part(BaseModel):
@@ -43,7 +44,7 @@ class Column(_Part):
 
     name: _Name
     match: dict[str, str] = Field(default_factory=dict)
-    """What the paper's cell is found by."""
+    """What identifies the paper's column, see `paper.published`."""
     settings: Settings
 
 
@@ -53,11 +54,11 @@ class Method(_Part):
     name: _Name
     settings: Settings
     accountants: tuple[str, ...] | None = None
-    """None for those of the grid."""
+    """The accountants of this row, or None for those of the grid."""
     variant_of: str | None = None
-    """In a search: the row that this one competes with, for the settings of one method."""
+    """In a search: the row that this row competes with. Both search the settings of one method."""
     own: Settings = Field(default_factory=dict)
-    """In a search: settings that only this method has. The tables take them from the row that was best."""
+    """In a search: settings that only this method has. The tables take them from the best row."""
 
 
 class Grid(_Part):
@@ -71,7 +72,7 @@ class Grid(_Part):
     columns: Annotated[tuple[Column, ...], Field(min_length=1)]
     methods: Annotated[tuple[Method, ...], Field(min_length=1)]
     tuned: dict[str, dict[str, Settings]] = Field(default_factory=dict)
-    """By data set and method; of the grids that ship, in tuned.toml."""
+    """Tuned settings by data set and method. The built-in grids read them from tuned.toml."""
     first_seed: Annotated[int, Field(ge=0)] = 0
 
 
@@ -86,43 +87,44 @@ class Cell:
     accountant: str
     seed: int
     settings: tuple[tuple[str, Any], ...]
-    """As `--set` takes them."""
+    """The settings of the run, in the form that `--set` takes."""
 
     @property
     def config(self) -> Config:
-        """The whole configuration."""
+        """The whole configuration of the run."""
         return load_config(overrides=[f"{key}={json.dumps(value)}" for key, value in self.settings])
 
     @cached_property
     def key(self) -> str:
-        """Hash of the settings that the result depends on: the same run in two tables is run once.
+        """The hash of the settings that the result depends on. A run that is in two tables is run once.
 
-        Of what the grid sets, not of the whole configuration: a setting that the program learns next month must not
-        make strangers of this month's results.
+        The hash covers the settings of the grid, not the whole configuration. A setting that is added to the program
+        later therefore does not invalidate older results.
         """
         return key_of(dict(self.settings))
 
     @cached_property
     def kin(self) -> str:
-        """Cells with the same kin begin with the same rounds, or may: see shared_rounds.py.
+        """The hash of what cells share that may start with the same rounds. See `shared_rounds`.
 
-        A fixed τ goes on as it began, whatever budget ends it; other policies follow the budget, and may agree on it.
+        A run with a fixed τ takes the same rounds under every budget; the budget only ends it. Other policies depend on
+        the budget, and two policies with the same budget may choose the same τ.
         """
         return _hash_without(_BUDGET if self.config.policy == "fixed" else _POLICY, dict(self.settings))
 
     @property
     def label(self) -> str:
-        """For people."""
+        """A readable name for messages."""
         return f"{self.dataset}, {self.column}, {self.method}, {self.accountant}, seed {self.seed}"
 
 
 def key_of(settings: Settings) -> str:
-    """What a result is found by; see `Cell.key`."""
+    """Return the key of the result for these settings, see `Cell.key`."""
     return _hash_without(_FREE if settings.get("data.name") == "npz" else _FREE | _WHERE, settings)
 
 
 def are_same_run(one: Config, other: Config) -> bool:
-    """Whether one may go on where the other stopped: all settings, defaults among them, that a result depends on."""
+    """Return whether one run may continue the other: all settings that a result depends on are equal."""
     first, second = (
         {f"{section}.{key}": value for section, values in config.to_dict().items() for key, value in values.items()}
         for config in (one, other)
@@ -136,7 +138,11 @@ def _hash_without(names: frozenset[str], settings: Settings) -> str:
 
 
 def load_grid(name: str) -> Grid:
-    """One that ships, by its name or its file, or a file of your own."""
+    """Load a built-in grid by its name or file, or a file of your own.
+
+    Raises:
+        ConfigError: There is no such grid, the file is not a grid, or it has the name of a built-in grid.
+    """
     if name.endswith(".toml"):
         path = Path(name)
         try:
@@ -147,7 +153,7 @@ def load_grid(name: str) -> Grid:
             return _parsed(path.stem, content, str(path))
         if content != _text(path.stem):
             raise ConfigError(
-                f"{path} has the name of a grid that ships, and its results would be taken for those; rename it"
+                f"{path} has the name of a built-in grid, so that its results would be mixed with those; rename it"
             )
         name = path.stem
     named("grid", name, dict.fromkeys((*NAMES, "a file of your own, such as mine.toml")))
@@ -164,7 +170,19 @@ def cells(
     columns: Sequence[str] = (),
     accountants: Sequence[str] = (),
 ) -> Iterator[Cell]:
-    """The runs, seed by seed, so that a table fills evenly; an empty choice stands for all."""
+    """Yield the runs of a grid, one seed after the other, so that a table fills evenly.
+
+    Args:
+        grid: The grid.
+        seeds: The number of seeds of every cell.
+        datasets: Only these data sets; empty for all. The same holds for the other choices.
+        methods: Only these rows.
+        columns: Only these columns.
+        accountants: Only these accountants.
+
+    Raises:
+        ConfigError: A chosen name is not in the grid.
+    """
     _check_choice("dataset", datasets, grid.datasets)
     _check_choice("method", methods, [method.name for method in grid.methods])
     _check_choice("column", columns, [column.name for column in grid.columns])
@@ -204,11 +222,7 @@ def _cell(grid: Grid, column: Column, method: Method, *, dataset: str, accountan
 
 
 def _text(name: str) -> str:
-    return _shipped(name).read_text(encoding="utf-8")
-
-
-def _shipped(name: str) -> Traversable:
-    return files("reproduction") / "grids" / f"{name}.toml"
+    return (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _check_choice(what: str, chosen: Sequence[str], known: Sequence[str]) -> None:
@@ -225,5 +239,5 @@ def _parsed(name: str, content: str, source: str) -> Grid:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        told = "is missing" if first["type"] == "missing" else first["msg"]
-        raise ConfigError(f"{source}: {key}: {told}; a whole grid is {_shipped('small')}") from None
+        fault = "is missing" if first["type"] == "missing" else first["msg"]
+        raise ConfigError(f"{source}: {key}: {fault}; for a complete grid see {_FOLDER / 'small.toml'}") from None

@@ -1,4 +1,4 @@
-"""`python -m reproduction.job DIRECTORY ROUNDS KEY=VALUE ...`: one cell, in a process of its own."""
+"""Run one cell in a process of its own: `python -m reproduction.job DIRECTORY ROUNDS KEY=VALUE ...`."""
 
 import ctypes
 import os
@@ -13,8 +13,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(directory: str, rounds: str, *settings: str) -> int:
-    """The exit status: 0 where the run is complete."""
-    # The parent decides when to stop: on Ctrl-C it tells each job, which then ends at once and is resumed next time.
+    """Run the cell and return the exit status, which is 0 if the run is complete."""
+    # The parent decides when to stop. On Ctrl-C it terminates each job, and the next call resumes it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     from alidpfl.types import StopReason
@@ -29,12 +29,12 @@ def main(directory: str, rounds: str, *settings: str) -> int:
 
 
 def _die_with_parent() -> None:
-    """A parent that was killed cannot stop its jobs: Linux does, so that the next session finds nobody at work."""
+    """Ask Linux to kill this process when its parent dies. A killed parent cannot stop its jobs itself."""
     parent = os.getppid()
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before this was set
+        if os.getppid() != parent:  # the parent died before the call
             sys.exit(_EXIT_STOPPED)
 
 

@@ -1,4 +1,4 @@
-"""What the report page shows of a folder of results: its tables and the paper's figures, drawn from the runs."""
+"""The report page of a folder of results: its tables, and the paper's figures drawn from our runs."""
 
 import math
 import statistics
@@ -20,25 +20,34 @@ from reproduction.splits import splits_of
 from reproduction.tables import Entry, Table, rows_by_dataset, shown, table_so_far
 
 FIXED = "fedavg_dp:tau="
-"""How the rows of a fixed τ begin."""
+"""How the names of the rows with a fixed τ begin."""
 ADAPTIVE = ("ali_dpfl", "ours:ali")
-"""Rows whose τ is drawn by round: the paper's rule, and ours."""
+"""The rows with an adaptive τ: the paper's rule and ours."""
 _DRAWN = (
-    "Drawn from the runs of the tables above: means over the seeds there are; curves over rounds are of the first seed."
+    "Drawn from the runs of the tables above. Points are means over all seeds; curves over rounds show the first seed."
 )
 _BEST = "best.jsonl"
-_NUMBERS = ("accuracy", "paper", "epsilon_allowed", "epsilon")  # of a line of the latter
+_NUMBERS = ("accuracy", "paper", "epsilon_allowed", "epsilon")  # the numbers of a line of that file
 
 
 def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
-    """Everything that a folder of `reproduce` holds of the grids that ship and of `own`; what is left out is named."""
+    """Return the content of the report page for a folder of results.
+
+    Args:
+        folder: The folder that `reproduce` wrote.
+        own: Grids of your own, shown in addition to the built-in grids.
+
+    Raises:
+        ConfigError: The folder has no result of these grids.
+        DataError: A file of the folder is damaged.
+    """
     grids = [*own, *map(load_grid, NAMES)]
     lines = {grid.name: lines_of(grid.name, folder) for grid in grids}
     if not any(path.is_file() for path in (*lines.values(), folder / STORE)):
         raise ConfigError(
             f"{folder} is neither a run nor a folder of results; give a folder with config.toml or *.jsonl"
         )
-    made, charts, caveats = [], [], ["All of it is simulated on one machine, with seeded noise."]
+    made, charts, caveats = [], [], ["All runs were simulated on one machine, with seeded noise."]
     known = known_in(folder, lines)
     for grid in grids:
         if (table := table_so_far(grid, known)) is not None:
@@ -47,18 +56,16 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
             charts += list(_charts(table, known))
     splits, absent = splits_of(cell for table in made for cell in _run_cells(table, known))
     if absent:
-        caveats.append(
-            f"Who holds what is not shown of {', '.join(absent)}: these data cannot be read on this machine."
-        )
+        caveats.append(f"The splits of {', '.join(absent)} are not shown: these data cannot be read on this machine.")
     best = list(_best(folder / _BEST))
     if not made and not best:
         raise ConfigError(
-            f"{folder} has no result of the grids that ship; of one of your own: alidpfl report {folder} mine.toml"
+            f"{folder} has no result of a built-in grid; for a grid of your own: alidpfl report {folder} mine.toml"
         )
     shown_files = {*(path.name for path in lines.values()), STORE, _BEST}
     rest = sorted(path.name for path in folder.iterdir() if path.name not in shown_files)
     if rest:
-        caveats.append(f"Also in {folder.name}, and not shown here: {', '.join(rest)}.")
+        caveats.append(f"Not shown here, but in {folder.name}: {', '.join(rest)}.")
     return ResultReport(
         summary=_summary(made),
         caveats=caveats,
@@ -72,7 +79,7 @@ def results_report(folder: Path, own: Sequence[Grid] = ()) -> ResultReport:
 
 
 def _run_cells(table: Table, known: Mapping[str, Result]) -> list[Cell]:
-    """Of the first seed; none of the search for settings, which is no figure of the paper's."""
+    """Return the cells of the first seed that have a result. The search is left out: the paper has no figure of it."""
     return [] if table.grid.name == SEARCH else [cell for cell in cells(table.grid) if cell.key in known]
 
 
@@ -90,17 +97,17 @@ def _charts(table: Table, known: Mapping[str, Result]) -> Iterator[ResultChart]:
 def _summary(made: Sequence[Table]) -> ResultTable:
     rows = []
     for table in made:
-        every = Counter(cell.accountant for cell in cells(table.grid))  # with data sets that have no result yet
+        every = Counter(cell.accountant for cell in cells(table.grid))  # includes data sets without a result
         for accountant, count in every.items():
             run = [entry for entry in table.entries if entry.accuracies and entry.accountant == accountant]
-            rows.append([_short(table), accountant, f"{len(run)} of {count}", *_compared(run)])
-    head = ["table", "accountant", "cells run", "seeds a cell", "mean difference", "above the paper's"]
-    caption = "Difference: ours minus the paper's accuracy in %, over the cells for which it prints a figure."
+            rows.append([_short(table), accountant, f"{len(run)} of {count}", *_comparison(run)])
+    head = ["table", "accountant", "cells run", "seeds per cell", "mean difference", "above the paper"]
+    caption = "Difference: our accuracy minus the paper's, in points, over the cells that the paper has."
     return ResultTable(title="What has been run", caption=caption, head=head, rows=rows)
 
 
-def _compared(run: Sequence[Entry]) -> list[str]:
-    """Seeds, mean difference, how many are above the paper's."""
+def _comparison(run: Sequence[Entry]) -> list[str]:
+    """Return the number of seeds, the mean difference, and how many cells are above the paper."""
     if not run:
         return ["-"] * 3
     seeds = [len(entry.accuracies) for entry in run]
@@ -126,11 +133,11 @@ def _caveats(table: Table) -> Iterator[str]:
         yield f"{_short(table)}: {single} of {len(run)} cells have one seed: small differences may be chance."
     unsearched = sorted({e.dataset for e in run if e.method not in table.grid.tuned.get(e.dataset, {})})
     if unsearched:
-        yield f"{_short(table)}: not all settings for {', '.join(unsearched)} have been searched for."
+        yield f"{_short(table)}: some settings for {', '.join(unsearched)} have not been searched."
 
 
 def _best(path: Path) -> Iterator[ResultTable]:
-    """What reproduction/experiments/best.py found: other models and settings than the paper's, at its ε and rounds."""
+    """Return the table of our recipes, from the file that `reproduction.experiments.best` writes."""
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row, line in enumerate((read_bytes(path) or b"").splitlines(), start=1):
         try:
@@ -141,7 +148,9 @@ def _best(path: Path) -> Iterator[ResultTable]:
         except (ValueError, KeyError, TypeError):
             raise DataError(f"line {row} of {path} is not a result; restore the file or delete the line") from None
         if not is_private:
-            raise DataError(f"line {row} of {path} is not covered by its ε; delete the line and run the recipe again")
+            raise DataError(
+                f"line {row} of {path} is not covered by its epsilon; delete the line and run the recipe again"
+            )
         found.setdefault(place, []).append(numbers)
     rows = []
     for place, runs in sorted(found.items(), key=lambda item: (item[0][2], item[1][0]["epsilon_allowed"])):
@@ -153,9 +162,9 @@ def _best(path: Path) -> Iterator[ResultTable]:
     if rows:
         head = ["data", "R_s / R_c", "table", "ε", "ours, best recipe", "paper's ALI-DPFL", "difference"]
         caption = (
-            "Test accuracy in %, at the ε and the rounds of the paper's cell, by other models than the paper's: "
-            "softmax on fixed features, some of them learnt on drawings (recipes/). Seeds 0 to 2 were looked at on the "
-            "test set after every version of a recipe, and work went on until a bar was passed."
+            "Test accuracy in %, at the ε and the rounds of the paper's cell. The models are other models than the "
+            "paper's: softmax on fixed features, some of them learned on drawings (reproduction/recipes). We looked at "
+            "seeds 0 to 2 on the test set after every version of a recipe, and stopped when a target was reached."
         )
         yield ResultTable(title="Beyond the paper", caption=caption, head=head, rows=rows)
 
@@ -173,22 +182,27 @@ def _settings(grid: Grid) -> ResultTable:
     parts = [(column.name, column.settings) for column in grid.columns]
     parts += [(method.name, method.settings | method.own) for method in grid.methods]
     rows += [[name, ", ".join(f"{key} = {number(value)}" for key, value in chosen.items())] for name, chosen in parts]
-    caption = "Of every cell, then by column and by method; what is not named is told above, or at its default."
-    return ResultTable(title=f"{grid.title}: settings", caption=caption, head=["what", "settings"], rows=rows)
+    caption = "First the settings of every cell, then those of each column and method. All others are defaults."
+    return ResultTable(
+        title=f"{grid.title}: settings", caption=caption, head=["setting, column or method", "value"], rows=rows
+    )
 
 
 def _best_fixed(table: Table) -> Iterator[ResultTable]:
-    """Fig. 5, as a table."""
+    """Yield Fig. 5 as a table."""
     wins = {} if table.grid.name == SEARCH else best_fixed(table)
     if any(wins.values()):
         rows = [[f"τ = {steps}", str(count)] for steps, count in wins.items()]
         title = f"{table.grid.title}: how often each fixed τ is best (Fig. 5)"
-        caption = "By the paper's accountant, over the seeds that all of them have; at a tie the smallest counts."
+        caption = "By the paper's accountant, over the seeds that all of them have. At a tie the smallest τ counts."
         yield ResultTable(title=title, caption=caption, head=["fixed τ", "cells"], rows=rows)
 
 
 def best_fixed(table: Table) -> dict[int, int]:
-    """How often each fixed τ is best, over the columns and data sets that have all of them by the first accountant."""
+    """Return how often each fixed τ is best, by the first accountant.
+
+    Columns and data sets count only if all fixed τ have a result.
+    """
     places: dict[tuple[str, str], dict[int, Entry]] = {}
     for e in table.entries:
         if e.method.startswith(FIXED) and e.accountant == table.grid.accountants[0]:
@@ -202,7 +216,7 @@ def best_fixed(table: Table) -> dict[int, int]:
 
 
 def _fixed_charts(table: Table) -> Iterator[ResultChart]:
-    """Fig. 1: accuracy against fixed τ, a line for each column."""
+    """Yield Fig. 1: accuracy against fixed τ, with a line for each column."""
     for dataset in dict.fromkeys(e.dataset for e in table.entries):
         series = []
         for column in table.grid.columns:
@@ -223,7 +237,7 @@ def _fixed_charts(table: Table) -> Iterator[ResultChart]:
 
 
 def _sequence_charts(table: Table, listed: Sequence[Cell], known: Mapping[str, Result]) -> Iterator[ResultChart]:
-    """Fig. 4: τ of each round, of the first seed."""
+    """Yield Fig. 4: τ of each round, for the first seed."""
     for dataset in dict.fromkeys(cell.dataset for cell in listed):
         series = []
         for cell in listed:
@@ -238,7 +252,7 @@ def _sequence_charts(table: Table, listed: Sequence[Cell], known: Mapping[str, R
 
 
 def _accuracy_charts(table: Table, listed: Sequence[Cell], known: Mapping[str, Result]) -> Iterator[ResultChart]:
-    """Accuracy by round, of the first seed: a drawing for each data set and column."""
+    """Yield accuracy by round for the first seed, with a chart for each data set and column."""
     for dataset, column in dict.fromkeys((cell.dataset, cell.column) for cell in listed):
         series = [
             {"name": cell.method, "points": [list(point) for point in known[cell.key].accuracies], "dots": True}
@@ -251,34 +265,34 @@ def _accuracy_charts(table: Table, listed: Sequence[Cell], known: Mapping[str, R
 
 
 def _epsilon_charts(table: Table, listed: Sequence[Cell], known: Mapping[str, Result]) -> Iterator[ResultChart]:
-    """ε by round, of the first seed: a drawing for each data set and column."""
+    """Yield ε by round for the first seed, with a chart for each data set and column."""
     for dataset, column in dict.fromkeys((cell.dataset, cell.column) for cell in listed):
         drawn = [known[cell.key] for cell in listed if (cell.dataset, cell.column) == (dataset, column)]
         methods = [cell.method for cell in listed if (cell.dataset, cell.column) == (dataset, column)]
         every = math.ceil(max(result.rounds for result in drawn) / 16)
-        series, untold = [], []
+        series, missing = [], []
         for place, (method, result) in enumerate(zip(methods, drawn, strict=True)):
             if points := _epsilon_by_round(result, every):
                 name = method if result.covers_everything else f"{method} *"
                 series.append({"name": name, "points": points, "dots": True, "place": place})
             else:
-                untold.append(method)
+                missing.append(method)
         if series:
             name = f"epsilon-{table.grid.name}-{dataset}-{_place(table, column)}"
             axes = {"x": "round", "y": "ε spent", **_budget(drawn)}
             made = _chart(table, name, f"ε spent, {dataset}, {column}", axes, series)
-            yield replace(made, caption=_epsilon_caption(series, untold))
+            yield replace(made, caption=_epsilon_caption(series, missing))
 
 
 def _epsilon_by_round(result: Result, every: int) -> list[list[float]]:
-    """[round, ε] after the first, so many more, and the last; empty where what is kept of the run does not tell it.
+    """Return [round, ε] for the first round, every so many rounds, and the last round.
 
-    Kept are the steps of every round, and one σ. Where that does not come to the ε which the run itself reported, its
-    noise changed on the way, or its statistics were charged too.
+    A result has the steps of every round and one noise multiplier. The list is empty if these do not give the ε that
+    the run reported. That happens if the noise changed during the run, or if statistics were charged too.
     """
     try:
         rate, accountant = float(result.settings["privacy.sample_rate"]), str(result.settings["privacy.accountant"])
-    except KeyError:  # left to their defaults, in a grid of one's own
+    except KeyError:  # an own grid may leave them to their defaults
         return []
 
     def spent(steps: int) -> float:
@@ -286,25 +300,25 @@ def _epsilon_by_round(result: Result, every: int) -> list[list[float]]:
         return epsilon_bound([run], result.delta, accountant)
 
     total = list(accumulate(result.local_steps))
-    if not total or not math.isclose(spent(total[-1]), result.epsilon, rel_tol=1e-3):  # as near as the quick bound is
+    if not total or not math.isclose(spent(total[-1]), result.epsilon, rel_tol=1e-3):  # the accuracy of the fast bound
         return []
     rounds = sorted({1, *range(every, len(total), every), len(total)})
     return [[number, spent(total[number - 1])] for number in rounds]
 
 
 def _budget(drawn: Sequence[Result]) -> dict[str, Any]:
-    """A line at the ε that all were given."""
+    """Return a line at the budget, if all runs have the same."""
     given = {result.settings.get("privacy.epsilon") for result in drawn}
     epsilon = given.pop() if len(given) == 1 else None
     return {"limit": {"y": epsilon, "text": f"budget ε = {epsilon:g}"}} if isinstance(epsilon, int | float) else {}
 
 
-def _epsilon_caption(series: Sequence[Mapping[str, Any]], untold: Sequence[str]) -> str:
-    parts = ["Of the first seed, by the accountant of the run, from its σ and the steps of every round."]
+def _epsilon_caption(series: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> str:
+    parts = ["First seed, by the accountant of the run, from its noise multiplier and the steps of every round."]
     if any(line["name"].endswith(" *") for line in series):
-        parts.append("* of its steps only: clients' values were used without noise, which ε does not cover.")
-    if untold:
-        parts.append(f"Not drawn: {', '.join(untold)}, whose ε does not follow from what is kept of the run.")
+        parts.append("* ε of the steps only: it does not cover clients' values that were used without noise.")
+    if missing:
+        parts.append(f"Not drawn: {', '.join(missing)}. Their ε cannot be computed from the stored result.")
     return " ".join(parts)
 
 
@@ -313,5 +327,5 @@ def _place(table: Table, column: str) -> int:
 
 
 def _chart(table: Table, name: str, what: str, axes: dict[str, Any], series: list[dict[str, Any]]) -> ResultChart:
-    title = f"{_short(table)}: {what}"  # two tables may have a drawing of the same data set and column
+    title = f"{_short(table)}: {what}"  # two tables may draw the same data set and column
     return ResultChart(name=name, title=title, caption=_DRAWN, chart={"label": title, **axes, "series": series})

@@ -1,4 +1,4 @@
-"""Results by the hash of their configuration: SQLite to look up, JSON lines to commit."""
+"""Store results by the hash of their settings: a SQLite file for look-ups, JSON lines to commit."""
 
 import json
 import math
@@ -19,12 +19,15 @@ from reproduction.grid import key_of
 _SCHEMA = "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, result TEXT NOT NULL)"
 
 
+RESULTS = Path(__file__).parent / "results"
+"""The committed results."""
+
 STORE = "results.sqlite"
-"""In a folder of results; the same as JSON lines beside it, by grid, is what a repository keeps."""
+"""The name of the store in a folder of results. The repository keeps the same results as JSON lines, by grid."""
 
 
 def lines_of(grid: str, folder: Path) -> Path:
-    """Where `folder` has the JSON lines of the grid of this name."""
+    """Return the file in `folder` with the JSON lines of a grid."""
     return folder / f"{grid}.jsonl"
 
 
@@ -33,12 +36,12 @@ _Accuracy = Annotated[float, Field(ge=0, le=100)]
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run gave."""
+    """The result of a run."""
 
     key: str
     settings: dict[str, Any]
     accuracy: _Accuracy
-    """Test accuracy of the last round, in %."""
+    """Test accuracy in % after the last round."""
     epsilon: float
     delta: float
     rounds: int
@@ -48,14 +51,14 @@ class Result:
     covers_everything: bool
     noise_multiplier: float
     local_steps: list[int]
-    """τ of every round."""
+    """The local steps τ of every round."""
     accuracies: list[tuple[int, _Accuracy]]
-    """(rounds done, test accuracy in %) where it was evaluated."""
+    """(rounds done, test accuracy in %) for every evaluation."""
     version: str
 
 
 class Results:
-    """A store of results in one file. Every call opens it anew: several processes may share it."""
+    """A store of results in one SQLite file. Every call opens the file, so that several processes can share it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -63,32 +66,33 @@ class Results:
             connection.execute(_SCHEMA)
 
     def add(self, result: Result) -> None:
-        """Keep it; a second one with the same key replaces the first."""
+        """Store a result. It replaces an earlier result with the same key."""
         with self._open() as connection:
             row = (result.key, json.dumps(asdict(result)))
             connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", row)
 
     def get(self, key: str) -> Result | None:
-        """The result of the run with this key."""
+        """Return the result with this key, or None."""
         with self._open() as connection:
             row = connection.execute("SELECT key, result FROM results WHERE key = ?", (key,)).fetchone()
         return self._kept(*row) if row else None
 
     def all(self) -> dict[str, Result]:
-        """Every result by its key, in one read."""
+        """Return every result by its key, in one read."""
         with self._open() as connection:
             rows = connection.execute("SELECT key, result FROM results").fetchall()
         return {key: self._kept(key, result) for key, result in rows}
 
     def keys(self) -> set[str]:
-        """Of all results."""
+        """Return the keys of all results."""
         with self._open() as connection:
             return {row[0] for row in connection.execute("SELECT key FROM results")}
 
     def read_lines(self, path: Path) -> int:
-        """Take in what another machine, or the repository, has; returns how many were new or other than here.
+        """Read the results of a file into the store; return how many were new or different.
 
-        Lines win: they are what is committed and corrected, and every result of this machine is written to them.
+        Where they differ the lines win: they are committed and corrected, and every result of this machine is written
+        to them.
         """
         known = self.all()
         new = [result for result in read_results(path) if result != known.get(result.key)]
@@ -97,13 +101,13 @@ class Results:
         return len(new)
 
     def write_lines(self, path: Path, keys: set[str]) -> None:
-        """The results with these keys, in the order of their keys: small, and the same bytes every time.
+        """Write the results with these keys to a file, in the order of their keys.
 
-        What the file holds already stays in it, whatever its key: a grid that was changed must not lose results.
+        Results that the file already has stay in it, so that a changed grid does not lose results.
         """
         with self._open() as connection:
             path.parent.mkdir(parents=True, exist_ok=True)
-            connection.execute("BEGIN IMMEDIATE")  # two processes that wrote one file at once would spoil it
+            connection.execute("BEGIN IMMEDIATE")  # two processes must not write the file at once
             self._write_lines(path, keys)
 
     def _write_lines(self, path: Path, keys: set[str]) -> None:
@@ -122,13 +126,15 @@ class Results:
             raise DataError(f"cannot use the results in {self.path}: {error}; {_remedy(error)}") from None
 
     def _kept(self, key: str, content: str) -> Result:
-        return _result(content, key, f"a row of {self.path}", "move the file away: the JSON lines are read again")
+        return _result(
+            content, key, f"a row of {self.path}", "move the file away: it is made again from the JSON lines"
+        )
 
 
 def known_in(folder: Path, grids: Iterable[str]) -> dict[str, Result]:
-    """All results that a folder holds, of its store and of the lines of these grids; where they differ the lines win.
+    """Return all results in a folder by their keys, from its store and from the lines of these grids.
 
-    Only looks: a folder that cannot be written to, a reader's or a published one, stays as it is.
+    Where the two differ the lines win. Nothing is written, so that the folder may be read-only.
     """
     store = folder / STORE
     known = Results(store).all() if store.is_file() else {}
@@ -136,23 +142,32 @@ def known_in(folder: Path, grids: Iterable[str]) -> dict[str, Result]:
 
 
 def read_results(path: Path) -> Iterator[Result]:
-    """Of a file of results; none where there is no file. A line that no run can have given is refused."""
+    """Yield the results of a file; nothing if there is no file.
+
+    Raises:
+        DataError: A line cannot be the result of a run.
+    """
     for number, line in enumerate((read_bytes(path) or b"").splitlines(), start=1):
-        remedy = "restore the file, or delete the line and results.sqlite beside it"
+        remedy = "restore the file, or delete the line and results.sqlite in the same folder"
         yield _result(line, None, f"line {number} of {path}", remedy)
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects in a file of JSON lines; an empty list if there is no file."""
+    return [json.loads(line) for line in (read_bytes(path) or b"").splitlines()]
 
 
 def _remedy(error: Exception) -> str:
     code = getattr(error, "sqlite_errorcode", None)
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        return "move it away to begin anew: the JSON lines beside it are read again"
+        return "move it away: it is made again from the JSON lines in the same folder"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return "another process is writing: try again when it is done"
-    return "see to the disk and its permissions, then try again: nothing that was stored is lost"
+        return "another process is writing: try again later"
+    return "check the disk and its permissions, then try again: nothing that was stored is lost"
 
 
 def _result(content: bytes | str, key: str | None, where: str, remedy: str) -> Result:
-    """Back from a line, which may stand under a `key`; refused if no run of these settings can have given it."""
+    """Parse a result. If `key` is given, it must be the result's key."""
     try:
         result = _RESULT.validate_python(parse_json(content))
     except ValueError:
@@ -164,9 +179,9 @@ def _result(content: bytes | str, key: str | None, where: str, remedy: str) -> R
 
 def _fault(result: Result, key: str) -> str | None:
     if not result.key == key == key_of(result.settings):
-        return "has the key of other settings than its own"
+        return "has a key that does not match its settings"
     if result.epsilon > result.settings.get("privacy.epsilon", math.inf):
-        return f"spent ε = {result.epsilon:g}, more than its privacy.epsilon={result.settings['privacy.epsilon']:g}"
+        return f"spent epsilon={result.epsilon:g}, more than its privacy.epsilon={result.settings['privacy.epsilon']:g}"
     if result.stop_reason not in _ENDS:
         return f"did not run to its end (stop_reason={result.stop_reason!r})"
     return None

@@ -1,6 +1,7 @@
-"""Run what a grid lacks: one process a job, each in a directory from which it goes on after kill -9."""
+"""Run the cells of a grid that have no result. Each runs in a process and a directory of its own, and can be resumed."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -23,30 +24,31 @@ from reproduction.results import Result, Results
 from reproduction.shared_rounds import SharedRounds, rounds_folder
 
 _POLL_SECONDS = 0.2
+_ROOT = Path(__file__).parents[1]
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """How far a grid is."""
+    """The progress of a grid."""
 
     total: int
     stored: int
-    """There before."""
+    """The number of cells that had a result before."""
     finished: int = 0
     failed: dict[str, str] = field(default_factory=dict)
-    """What went wrong, by the cell's label."""
+    """Error messages by the cell's label."""
     seconds: float = 0.0
-    """Of this session."""
+    """The time that this call has taken."""
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of this session; None before the first cell is done."""
+        """The estimated time left, or None before the first cell is done."""
         left = self.total - self.stored - self.finished - len(self.failed)
         return self.seconds / self.finished * left if self.finished else None
 
 
 OnTally = Callable[[Tally, Sequence[Cell]], None]
-"""Called with the tally and the cells that are running."""
+"""Receives the tally and the cells that are running."""
 
 
 def reproduce(
@@ -58,9 +60,24 @@ def reproduce(
     limit: float | None = None,
     on_progress: OnTally = lambda _tally, _running: None,
 ) -> Tally:
-    """Run every cell that has no result, until all have, or `limit` seconds are over; then running cells are stopped.
+    """Run every cell that has no result.
 
-    What was stopped goes on next time where it was.
+    A cell that is stopped continues at its last round in the next call.
+
+    Args:
+        cells: The cells.
+        results: The store of the results.
+        work: The folder for the directories of unfinished runs.
+        jobs: The number of cells that run at once.
+        limit: Stop after this many seconds.
+        on_progress: Called about five times a second.
+
+    Returns:
+        The numbers of cells, and the errors of those that failed.
+
+    Raises:
+        ConfigError: `jobs` is less than one.
+        DataError: A data set is missing.
     """
     if jobs < 1:
         raise ConfigError(f"jobs={jobs} must be at least 1")
@@ -88,25 +105,31 @@ def reproduce(
 
 
 def run_cell(settings: Sequence[str], directory: Path, rounds: Path) -> Outcome:
-    """In a job's own process: begin, or go on. `rounds` holds what cells have in common."""
+    """Start or resume a run in this process.
+
+    Args:
+        settings: The settings, in the form that `--set` takes.
+        directory: The run's directory.
+        rounds: The folder with the rounds that cells share.
+    """
     config = load_config(overrides=list(settings))
-    preparation = partial(simulated, around=lambda engine: SharedRounds(engine, config, rounds))
+    preparation = partial(simulated, wrap=lambda engine: SharedRounds(engine, config, rounds))
     if RunDirectory.is_run(directory):
         if are_same_run(config, parse_config(RunDirectory.open(directory).config())):
             return resume(directory, preparation=preparation)
-        shutil.rmtree(directory)  # begun under other defaults, by an older version: half of each is a run of neither
+        shutil.rmtree(directory)  # started by an older version with other defaults
     return execute(config, directory, preparation=preparation)
 
 
 def _check_data(pending: Sequence[Cell]) -> None:
-    """Once, before the first of many cells fails for want of them."""
+    """Check once that all data sets are there, before the first cell is started."""
     for dataset, folder in dict.fromkeys((cell.dataset, dict(cell.settings).get("data.data_dir")) for cell in pending):
         if dataset in SOURCES:
             find(SOURCES[dataset], None if folder is None else Path(folder))
 
 
 def _pending(cells: Sequence[Cell], results: Results) -> list[Cell]:
-    """Cells without a result, kin after kin: what they have in common is forgotten when it is long ago."""
+    """Return the cells without a result. Kin follow each other, because shared rounds are deleted after a while."""
     done = results.keys()
     pending: dict[str, Cell] = {}
     for cell in cells:
@@ -117,7 +140,7 @@ def _pending(cells: Sequence[Cell], results: Results) -> list[Cell]:
 
 
 def _taken(pending: list[Cell], running: Sequence[Cell]) -> Cell:
-    """The first, if possible one whose kin are not at the same rounds at this very moment."""
+    """Take the first cell, preferably one that has no kin running: two kin would train the same rounds at once."""
     busy = {cell.kin for cell in running}
     place = next((place for place, cell in enumerate(pending) if cell.kin not in busy), 0)
     return pending.pop(place)
@@ -127,7 +150,7 @@ def _collected(cell: Cell, directory: Path) -> Result:
     run = RunDirectory.open(directory)
     outcome, records = Outcome.from_json(run.summary() or {}, run.summary_path), run.records()
     if outcome.accuracy is None:
-        raise ConfigError(f"{cell.label} was not evaluated: a grid needs a test set")
+        raise ConfigError(f"{cell.label} was not evaluated: a grid needs data with a test set")
     return Result(
         key=cell.key,
         settings=dict(cell.settings),
@@ -147,7 +170,7 @@ def _collected(cell: Cell, directory: Path) -> Result:
 
 
 class _Jobs:
-    """Child processes, one a cell; leaving the context ends them."""
+    """Child processes, one for each cell. They end when the context is left."""
 
     def __init__(self, work: Path, rounds: Path, *, processes: int) -> None:
         self._work, self._rounds, self._processes = work, rounds, processes
@@ -169,21 +192,24 @@ class _Jobs:
 
     @property
     def cells(self) -> list[Cell]:
-        """That are running."""
+        """The cells that are running."""
         return [cell for cell, _ in self._children.values()]
 
     def start(self, cell: Cell) -> None:
-        """In a process of its own: its memory goes with it."""
+        """Start a cell in a process of its own, so that its memory is freed at its end."""
         settings = [f"{key}={json.dumps(value)}" for key, value in cell.settings]
         settings.append(f"run.processes={self._processes}")
         folders = (str(self._work / cell.key), str(self._rounds))
         command = [sys.executable, "-m", "reproduction.job", *folders, *settings]
+        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         with (self._work / f"{cell.key}.log").open("wb") as log:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603
+            child = subprocess.Popen(  # noqa: S603 - our own module
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path}
+            )
         self._children[cell.key] = (cell, child)
 
     def ended(self) -> Iterator[tuple[Cell, str | None]]:
-        """Cells whose process is over, with what went wrong."""
+        """Yield the cells that have ended, with an error message or None."""
         for key, (cell, child) in list(self._children.items()):
             status = child.poll()
             if status is None:

@@ -1,9 +1,8 @@
-"""Rounds that several runs of a grid have in common are trained once.
+"""Train rounds that several runs of a grid share only once.
 
-With a seed, a client's update is a function of the weights that it starts from and of its plan. Runs that differ in ε,
-in the accountant or in the policy begin alike: τ = 3 at ε = 2 is the beginning of τ = 3 at ε = 2.75, and `ali`, where
-it falls back to `ratio`, is `ratio`. Every run keeps its own accounts, records and claim; only arithmetic is not
-repeated.
+In a seeded run a client's update depends only on the weights that it starts from and on its plan. Runs that differ in
+ε, in the accountant or in the policy can therefore start with the same rounds. For example, τ = 3 at ε = 2 is the
+beginning of τ = 3 at ε = 2.75. Every run keeps its own ledger and records; only the arithmetic is shared.
 """
 
 import hashlib
@@ -19,7 +18,8 @@ from tempfile import mkdtemp
 from torch import Tensor
 
 from alidpfl.errors import AliDpflError, ConfigError
-from alidpfl.federation.federation import ClosableEngine, EngineAround
+from alidpfl.federation.federation import EngineWrapper
+from alidpfl.federation.settings import Engine
 from alidpfl.runs import Config
 from alidpfl.store.checkpoint import decode_checkpoint, encode_checkpoint
 from alidpfl.store.lock import exclusive_lock
@@ -27,19 +27,19 @@ from alidpfl.types import ClientPlan, ClientUpdate, RawSignals, SecantSums
 
 _PREFIX, _LOCK, _SUFFIX = "rounds-", "lock", ".safetensors"
 _MOST_BYTES = 12 * 2**30
-_OF_THE_ACCOUNT = frozenset({"epsilon", "delta", "accountant", "unsafe"})  # a client's round does not see them
-_SHARE_OF_DISK = 0.5  # of what is free when a grid begins
+_ACCOUNTING = frozenset({"epsilon", "delta", "accountant", "unsafe"})  # a client's update does not depend on them
+_SHARE_OF_DISK = 0.5  # of the free disk space
 
 
 @contextmanager
 def rounds_folder(work: Path) -> Iterator[Path]:
-    """For the rounds of one call of `reproduce`; gone with it. What a killed one left in `work` is removed first.
+    """Make a folder for the shared rounds of one call of `reproduce`, and delete it at the end.
 
-    Never kept for the next call: the program may be another by then.
+    Folders of earlier calls that were killed are deleted first. They are never reused: the program may have changed.
     """
     work.mkdir(parents=True, exist_ok=True)
     for left in work.glob(f"{_PREFIX}*"):
-        with suppress(ConfigError), exclusive_lock(left / _LOCK, owner_of=left):  # one that somebody holds is in use
+        with suppress(ConfigError), exclusive_lock(left / _LOCK, owner_of=left):  # a locked folder is in use
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(mkdtemp(prefix=_PREFIX, dir=work))
     try:
@@ -49,39 +49,48 @@ def rounds_folder(work: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class SharedRounds(EngineAround):
-    """An engine that asks its memory first. Its runs must be seeded."""
+class SharedRounds(EngineWrapper):
+    """An engine wrapper that reuses updates of other runs. The runs must be seeded."""
 
-    def __init__(self, engine: ClosableEngine, config: Config, folder: Path) -> None:
-        """`folder` is shared by runs on one machine and one version of the program, see `rounds_folder`."""
+    def __init__(self, engine: Engine, config: Config, folder: Path) -> None:
+        """Wrap an engine.
+
+        Args:
+            engine: The engine that trains what is not stored yet.
+            config: The configuration of the run.
+            folder: The folder of `rounds_folder`, shared by runs of one machine and one version of the program.
+
+        Raises:
+            ConfigError: The run is not seeded.
+        """
         if config.run.randomness != "seeded":
-            raise ConfigError("rounds can be shared only where run.randomness is seeded: others never come again")
+            raise ConfigError(f"run.randomness={config.run.randomness!r} must be 'seeded' to share rounds")
         super().__init__(engine)
         self._folder = folder
         self._limit = min(_MOST_BYTES, int(shutil.disk_usage(folder).free * _SHARE_OF_DISK))
-        self._of_client = _what_plans_do_not_tell(config)
+        self._settings = _settings_of_client(config)
 
     def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
-        """As the engine would."""
+        """Return the updates for these plans, trained by the engine or read from the folder."""
         start = hashlib.sha256(params.contiguous().numpy().tobytes()).hexdigest()
         paths = [self._path(start, plan) for plan in plans]
         found = [_read(path) for path in paths]
         missing = [place for place, update in enumerate(found) if update is None]
-        # Secants are computed from noised sums, without a draw: asked for always, so that all policies can share.
+        # Secants come from noised sums and draw no random numbers. All plans ask for them, so that policies can share.
         asked = [replace(plans[place], signals=plans[place].signals | {"secants"}) for place in missing]
         for place, update in zip(missing, self._engine.train(params, asked) if asked else [], strict=True):
             _write(paths[place], update)
             found[place] = update
-        self._forget_oldest()
+        self._delete_oldest()
         return [_as_asked(update, plan) for update, plan in zip(found, plans, strict=True) if update is not None]
 
     def _path(self, start: str, plan: ClientPlan) -> Path:
-        told = asdict(plan) | {"signals": sorted(plan.signals - {"secants"})}
-        text = json.dumps([self._of_client, start, told], sort_keys=True)
+        fields = asdict(plan) | {"signals": sorted(plan.signals - {"secants"})}
+        text = json.dumps([self._settings, start, fields], sort_keys=True)
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}{_SUFFIX}"
 
-    def _forget_oldest(self) -> None:
-        """Other jobs write and forget in the same folder: what was there a moment ago may be gone."""
+    def _delete_oldest(self) -> None:
+        """Delete the oldest files above the size limit. Other jobs may delete files of the folder at the same time."""
         files = []
         for entry in os.scandir(self._folder):
             with suppress(FileNotFoundError):
@@ -96,15 +105,15 @@ class SharedRounds(EngineAround):
             total -= size
 
 
-def _what_plans_do_not_tell(config: Config) -> dict[str, object]:
-    """All that an update depends on beside weights and plan: rather too much than too little."""
+def _settings_of_client(config: Config) -> dict[str, object]:
+    """Return all settings besides weights and plan that an update can depend on."""
     values = config.to_dict()
     return {
         "data": values["data"],
         "model": values["model"],
         "method": [config.method.name, config.method.options],
         "seed": config.run.seed,
-        "privacy": {key: value for key, value in values["privacy"].items() if key not in _OF_THE_ACCOUNT},
+        "privacy": {key: value for key, value in values["privacy"].items() if key not in _ACCOUNTING},
         "evaluate_on": config.run.evaluate_on,
     }
 
@@ -117,7 +126,7 @@ def _write(path: Path, update: ClientUpdate) -> None:
         "raw": update.raw and asdict(update.raw),
         "steps": update.steps,
     }
-    with suppress(OSError, ValueError):  # no room, or not a number: then it is trained again
+    with suppress(OSError, ValueError):  # a full disk, or a value that is not finite: train it again
         temporary = path.with_suffix(f".{os.getpid()}")
         temporary.write_bytes(encode_checkpoint({"params": update.params}, state))
         os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""Who held what in the cells of a grid, for the report page: drawn again from the data, where they are at hand."""
+"""Draw the splits of a grid again from the data, for the report page."""
 
 from collections.abc import Iterable
 
@@ -11,16 +11,23 @@ from reproduction.grid import Cell
 
 
 def splits_of(listed: Iterable[Cell]) -> tuple[list[Split], list[str]]:
-    """Of every way that records were split among clients, and the names of the data sets that are not to be had."""
+    """Return how records were split among clients, and the names of data sets that cannot be read.
+
+    Args:
+        listed: The cells.
+
+    Returns:
+        One entry for every different split, and the missing data sets.
+    """
     found: list[Split] = []
     absent: dict[str, None] = {}
-    loaded: tuple[str, Dataset] | None = None  # one at a time: they are large
+    loaded: tuple[str, Dataset] | None = None  # only one at a time, because they are large
     for config in sorted(_configs(listed), key=lambda config: config.data.name):
         name = config.data.name
-        if name == "npz" or name in absent:  # of users' own data it would be a leak
+        if name == "npz" or name in absent:  # counts of private data would leak
             continue
         try:
-            if loaded is None or loaded[0] != name or name == "synthetic":  # made anew by its own settings
+            if loaded is None or loaded[0] != name or name == "synthetic":  # synthetic data depend on the configuration
                 loaded = (name, load_data(config))
             counts = public_split(config, loaded[1])
         except AliDpflError:
@@ -32,7 +39,7 @@ def splits_of(listed: Iterable[Cell]) -> tuple[list[Split], list[str]]:
 
 
 def _configs(listed: Iterable[Cell]) -> list[Config]:
-    """One for each split. What a method holds out for itself makes no other picture."""
+    """Return one configuration for each split. Cells with a validation part are left out: they repeat a split."""
     found: dict[tuple[tuple[str, str], ...], Cell] = {}
     for cell in listed:
         settings = dict(cell.settings)

@@ -1,4 +1,4 @@
-"""Ours beside the paper's: mean ± sd over seeds, n, and the difference."""
+"""Tables of our accuracies next to the paper's: mean ± sd over seeds, n, and the difference."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from reproduction.grid import MOST_SEEDS, NAMES, SEARCH, Cell, Grid, cells
-from reproduction.published import citation, published
+from reproduction.paper import citation, published
 from reproduction.results import Result
 
 _SYMBOLS = {
@@ -18,95 +18,97 @@ _SYMBOLS = {
     "method.options.smallest_clip_norm": "smallest C",
 }
 _SEARCHED_AT = "R_s = 158, ε = 1.75, Dir(0.05), the paper's accountant"
-_UNCOVERED = "its rule reads un-noised signals, which ε does not cover"
-_UNCOVERED_OWN = "signals, labels or accuracies of clients were used without noise, which ε does not cover"
+_UNCOVERED = "* ε does not cover this method: its rule reads signals without noise."
+_UNCOVERED_OWN = "* ε does not cover this method: it uses signals, labels or accuracies of clients without noise."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One cell of a table, all seeds together."""
+    """One cell of a table, with all of its seeds."""
 
     dataset: str
     method: str
     accountant: str
     column: str
     by_seed: Mapping[int, float]
-    """Accuracies of ours, in %; empty where nothing has been run."""
+    """Our accuracies in %, by seed. Empty if nothing has been run."""
     paper: float | None
+    """The accuracy that the paper prints."""
     epsilon: float | None
-    """Largest that one of ours spent."""
+    """The largest ε that one of our runs spent."""
     covered: bool
+    """Whether ε covers everything that our runs used."""
 
     @property
     def accuracies(self) -> tuple[float, ...]:
-        """Of ours, in the order of the seeds."""
+        """Our accuracies, in the order of the seeds."""
         return tuple(self.by_seed.values())
 
     @property
     def mean(self) -> float | None:
-        """Of ours."""
+        """The mean of our accuracies, or None."""
         return statistics.mean(self.accuracies) if self.accuracies else None
 
     def mean_over(self, seeds: Iterable[int]) -> float:
-        """Of ours, over these seeds, which it must have: so that what is compared is paired."""
+        """Return the mean of our accuracies over these seeds. All of them must have been run."""
         return statistics.mean(self.by_seed[seed] for seed in seeds)
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds; None for fewer than two."""
+        """The standard deviation over seeds, or None for fewer than two."""
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's."""
+        """Our mean minus the paper's accuracy, or None."""
         return None if self.mean is None or self.paper is None else self.mean - self.paper
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """All entries of a grid."""
+    """The entries of a grid."""
 
     grid: Grid
     entries: tuple[Entry, ...]
 
     @property
     def caption(self) -> str:
-        """Where the figures are from, and how the settings were chosen."""
-        if self.grid.name not in NAMES:  # nobody knows how these settings were chosen, and no paper has them
-            set_by_hand = f" Set in [tuned]: {self._tuned}." if self._tuned else ""
-            return f"Test accuracy in % of the last round: mean ± sd over n seeds.{set_by_hand} * {_UNCOVERED_OWN}."
+        """The source of the figures, and how the settings were chosen."""
+        if self.grid.name not in NAMES:  # we do not know how these settings were chosen
+            own = f" Set in [tuned]: {self._tuned}." if self._tuned else ""
+            return f"Test accuracy in % after the last round: mean ± sd over n seeds.{own} {_UNCOVERED_OWN}"
         if self.grid.name == SEARCH:
-            what = "Accuracy in % of the last round, on training data that no client holds"
-            return f"{self.grid.title}. {what}. * {_UNCOVERED}."
+            what = "Accuracy in % after the last round, on training data that no client holds"
+            return f"{self.grid.title}. {what}. {_UNCOVERED}"
         return (
-            f"{self.grid.title}. Test accuracy in % of the last round: ours, mean ± sd over n seeds, the paper's "
-            f"({citation()}) and the difference; - where neither has one. {self._chosen}{self._mixed} * {_UNCOVERED}."
+            f"{self.grid.title}. Test accuracy in % after the last round: our mean ± sd over n seeds, the paper's "
+            f"figure ({citation()}) and the difference. {self._chosen}{self._mixed} {_UNCOVERED}"
         )
 
     @property
     def _mixed(self) -> str:
-        """Where columns have other seeds, the same run stands under two means."""
+        """A warning if cells have different numbers of seeds."""
         several = len({len(entry.accuracies) for entry in self.entries if entry.accuracies}) > 1
-        return " Where n differs the means are over other seeds: compare only what has the same n." if several else ""
+        return " Compare only cells with the same n: other cells have other seeds." if several else ""
 
     @property
     def _chosen(self) -> str:
-        """C and η are those of one place, which is not this table's every column: whoever compares must know."""
+        """How C and η were chosen. They were searched at one place only, which a reader must know."""
         parts = []
         if self._tuned:
             parts.append(
                 f"C and η were chosen on a held-out part of the training set ({_SEARCHED_AT}), from the same points "
-                f"for every method, and serve all columns; what only one method has, together with them: {self._tuned}."
+                f"for every method. All columns use them. Chosen settings: {self._tuned}."
             )
-            parts.append("That choice looked at accuracies without noise, which no ε covers.")
+            parts.append("The choice used accuracies without noise; no ε covers it.")
         unsearched = dict.fromkeys(e.dataset for e in self.entries if e.dataset not in self.grid.tuned)
         if unsearched:
-            parts.append(f"Not searched for yet, at the defaults: {', '.join(unsearched)}.")
+            parts.append(f"Not searched, run with the defaults: {', '.join(unsearched)}.")
         return " ".join(parts)
 
     @property
     def _tuned(self) -> str:
-        """Of what stands in this table."""
+        """The tuned settings of the data sets and methods in this table."""
         here = {(entry.dataset, entry.method) for entry in self.entries}
         chosen = {
             dataset: {method: values for method, values in settings.items() if (dataset, method) in here}
@@ -116,7 +118,13 @@ class Table:
 
 
 def make_table(grid: Grid, listed: Iterable[Cell], known: Mapping[str, Result]) -> Table:
-    """What is known so far, by the cells' keys."""
+    """Make a table of these cells.
+
+    Args:
+        grid: The grid that the cells belong to.
+        listed: The cells, of any seeds.
+        known: Results by their keys.
+    """
     found: dict[tuple[str, str, str, str], list[Result]] = {}
     leaky = set()
     for cell in listed:
@@ -147,17 +155,14 @@ def make_table(grid: Grid, listed: Iterable[Cell], known: Mapping[str, Result]) 
 
 
 def table_so_far(grid: Grid, known: Mapping[str, Result]) -> Table | None:
-    """Of the data sets that have a result, all seeds; None where none has."""
+    """Return the table of all data sets that have a result, or None if there is no result."""
     every = list(cells(grid, seeds=MOST_SEEDS))
     datasets = {cell.dataset for cell in every if cell.key in known}
     return make_table(grid, (cell for cell in every if cell.dataset in datasets), known) if datasets else None
 
 
-# ------------------------------------------------------------------------------------------------------------ formats
-
-
 def as_markdown(table: Table) -> str:
-    """A table a data set."""
+    """Return Markdown, with one table for each data set."""
     parts = [f"### {table.grid.title}", ""]
     for dataset, rows in rows_by_dataset(table).items():
         head = ["method", "accountant", *(column.name for column in table.grid.columns)]
@@ -167,7 +172,7 @@ def as_markdown(table: Table) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """For a paper; needs booktabs."""
+    """Return LaTeX, which needs the package booktabs."""
     width = len(table.grid.columns)
     lines = [r"\begin{table}", rf"\caption{{{_escaped(table.caption)}}}", rf"\begin{{tabular}}{{ll{'r' * width}}}"]
     for dataset, rows in rows_by_dataset(table).items():
@@ -181,7 +186,7 @@ def as_latex(table: Table) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """One line a cell, for other programs."""
+    """Return CSV, with one line for each cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = ["dataset", "method", "accountant", "column", "mean", "sd", "n", "paper", "difference", "epsilon", "covered"]
@@ -199,7 +204,7 @@ FORMATS: MappingProxyType[str, Callable[[Table], str]] = MappingProxyType(
 
 
 def rows_by_dataset(table: Table) -> dict[str, list[tuple[tuple[str, str], list[Entry | None]]]]:
-    """For each data set its rows: (method, accountant) and the entries by column."""
+    """Return the rows of each data set: (method, accountant), and an entry for every column."""
     found: dict[str, list[tuple[tuple[str, str], list[Entry | None]]]] = {}
     places = {(e.dataset, e.method, e.accountant, e.column): e for e in table.entries}
     for dataset, method, accountant in dict.fromkeys((e.dataset, e.method, e.accountant) for e in table.entries):
@@ -210,7 +215,7 @@ def rows_by_dataset(table: Table) -> dict[str, list[tuple[tuple[str, str], list[
 
 
 def shown(entry: Entry | None) -> str:
-    """92.84 ± 0.31 (n = 3), paper 97.58, −4.74."""
+    """Return the text of an entry, such as `92.84 ± 0.31 (n = 3), paper 97.58, -4.74`."""
     if entry is None or (entry.mean is None and entry.paper is None):
         return "-"
     ours = "not run" if entry.mean is None else f"{entry.mean:.2f}"
@@ -225,7 +230,7 @@ def shown(entry: Entry | None) -> str:
 
 
 def markdown_lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table, line by line.
+    """Return the lines of a Markdown table.
 
     >>> markdown_lines(["a", "b"], [["1", "2"]])
     ['| a | b |', '| --- | --- |', '| 1 | 2 |']
@@ -234,7 +239,7 @@ def markdown_lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
 
 
 def _listed(settings: Mapping[str, Mapping[str, object]]) -> str:
-    """C = 1, η = 2 (the methods that have it), C = 1, η = 1 (the others)."""
+    """Return a text such as `C = 1, η = 2 (method), C = 1, η = 1 (other methods)`."""
     methods: dict[str, list[str]] = {}
     for method, chosen in settings.items():
         values = ", ".join(f"{_SYMBOLS.get(key, key)} = {value:g}" for key, value in chosen.items())

@@ -1,4 +1,4 @@
-"""What of a documented command does not exist: commands, options, settings, names, files, extras and targets."""
+"""Find words of documented commands that do not exist: commands, options, settings, names, files, extras, targets."""
 
 import functools
 import importlib.util
@@ -18,7 +18,7 @@ from alidpfl.cli import commands as all_commands
 from alidpfl.data import NAMES as DATASETS
 from alidpfl.data import SOURCES
 from alidpfl.errors import ConfigError
-from alidpfl.runs import load_config
+from alidpfl.runs import Config, load_config
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = {path: {name for one in command.params for name in one.opts} for path, command in all_commands()}
@@ -27,11 +27,11 @@ OF_THE_PROGRAM = {"--help", "--version", "--install-completion", "--show-complet
 FIRST_WORDS = {("reproduce",): GRIDS, ("tables",): GRIDS, ("data", "get"): SOURCES, ("data", "show"): DATASETS}
 PLACEHOLDER = re.compile(r"[A-Z]+|<.*>|\.\.\.")
 STRANGERS = {"jupyterlab", "pandas"}
-"""That pip is told to install beside the package."""
+"""Packages that the documents install beside alidpfl."""
 
 
 def missing_of(command: str) -> set[str]:
-    """What of a command of a known program does not exist; of anything else nothing is known."""
+    """Return the words of a command that do not exist. Commands of unknown programs have none."""
     program, _, rest = command.partition(" ")
     name = program.rsplit("/", 1)[-1]
     if name == "alidpfl":
@@ -40,7 +40,7 @@ def missing_of(command: str) -> set[str]:
 
 
 def unknown_words(command: str) -> set[str]:
-    """Of `alidpfl`: what does not exist. In running text it may lack what it needs to run, or have NAMES to fill in."""
+    """Return the words of an `alidpfl` command that do not exist. It may be incomplete, or have NAMES to fill in."""
     words = shlex.split(command)[1:]
     options = {word.partition("=")[0] for word in words if word.startswith("-")}
     path = tuple(words[:2]) if tuple(words[:1]) in GROUPS else tuple(words[:1])
@@ -60,7 +60,7 @@ def following(words: list[str], option: str) -> str | None:
 
 
 def unknown_settings(words: list[str]) -> set[str]:
-    """Of every `--set KEY=VALUE`: those that no configuration takes. The words `key` and `value` stand for others."""
+    """Return each `--set KEY=VALUE` that no configuration takes. The words `key` and `value` stand for others."""
     given = {following(words[at:], "--set") for at, word in enumerate(words) if word == "--set"} - {None}
     return {one for one in given if not _is_setting(one)}
 
@@ -69,22 +69,35 @@ def _is_setting(given: str) -> bool:
     key, _, value = given.partition("=")
     if value == "value" and key.rpartition(".")[2] == "key":
         return key == "section.key" or _is_setting(f"{key.removesuffix('.key')}={{}}")
+    if not _is_key(key):
+        return False
     try:
         load_config(overrides=[f"{key}=1" if PLACEHOLDER.fullmatch(value) else given])
-    except ConfigError as error:  # what other settings must go with it is for a whole command to say
-        return "such key" not in str(error) and "is not a setting" not in str(error) and f"{key}=" not in str(error)
+    except ConfigError as error:  # a setting may need others beside it, which only a whole command has
+        return f"{key}=" not in str(error)
     return True
 
 
+def _is_key(key: str) -> bool:
+    """Return whether a setting has this name: `section.key`, or `key` alone."""
+    sections = {name: field.annotation.model_fields for name, field in Config.model_fields.items()}
+    section, _, rest = key.partition(".")
+    if not rest:
+        return any(section in keys for keys in sections.values())
+    return rest.partition(".")[0] in sections.get(section, {})
+
+
 def unknown_to_make(words: list[str]) -> set[str]:
-    """Targets that the Makefile lacks, and files and modules that their recipes would run in vain."""
+    """Return targets that the Makefile lacks, and files and modules that the targets run but that do not exist."""
     text = (ROOT / "Makefile").read_text()
     recipes = dict(re.findall(r"^([a-z-]+):(?!=).*\n((?:\t.*\n)*)", text, re.MULTILINE))
     targets = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
     missing = {target for target in targets if target not in recipes}
     for recipe in (recipes[target] for target in targets if target in recipes):
         missing |= {
-            name for name in re.findall(r"-m ((?:benchmarks|tests|alidpfl)\.[\w.]+)", recipe) if not _module(name)
+            name
+            for name in re.findall(r"-m ((?:benchmarks|tests|alidpfl|docs|reproduction)\.[\w.]+)", recipe)
+            if not _module(name)
         }
         missing |= {
             name for name in re.findall(r"\b(?:tests|docs|examples)/\S+\.(?:py|md)", recipe) if not _in_root(name)
@@ -94,7 +107,7 @@ def unknown_to_make(words: list[str]) -> set[str]:
 
 
 def unknown_to_pip(words: list[str]) -> set[str]:
-    """Extras that pyproject.toml lacks, files that are not there, and packages that we neither need nor pin."""
+    """Return extras that pyproject.toml lacks, files that do not exist, and packages that we neither need nor pin."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     named = " ".join([*project["dependencies"], *(one for needed in extras.values() for one in needed)])
@@ -112,14 +125,14 @@ def unknown_to_pip(words: list[str]) -> set[str]:
 
 
 def unknown_to_python(words: list[str]) -> set[str]:
-    """Scripts and modules that are not there, and files that they are given."""
+    """Return scripts, modules and files that do not exist."""
     if words[1] == "-m":
         return set() if _module(words[2]) else {words[2]}
     return {word for word in words if re.search(r"\.(py|toml)$", word) and not _in_root(word)}
 
 
 def unknown_elsewhere(words: list[str]) -> set[str]:
-    """Options of a program that is not ours, by its own help."""
+    """Return options that the help of another program does not list."""
     program = words[0].rsplit("/", 1)[-1]
     subcommands = words[1:3] if words[1:2] == ["supernode"] else words[1:2] if program == "flwr" else []
     options = {word.partition("=")[0] for word in words if word.startswith("--")}
@@ -127,7 +140,7 @@ def unknown_elsewhere(words: list[str]) -> set[str]:
 
 
 def unknown_variables(words: list[str]) -> set[str]:
-    """Of `export NAME=value ...`: the names that neither we nor Flower read."""
+    """Return the names in `export NAME=value ...` that neither alidpfl nor Flower reads."""
     names = {word.partition("=")[0] for word in words[1:]}
     return {name for name in names if name != "PATH" and name not in _sources()}
 

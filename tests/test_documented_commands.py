@@ -1,9 +1,9 @@
 """Every command that README, docs and help texts show is run, document by document, in the order of the document.
 
-Shortened where it would take minutes (`SHORTER`), in folders of the test's own where it names the system's. What needs
-root, other machines or hours is named with the test that does it instead, and all its words must exist. So must those
-of commands in running text; the complete and cheap ones are run too. A line that is not understood is an error
-(tests/documents.py), so that no command slips through.
+Commands that would take minutes are shortened (`SHORTER`). Folders of the system are replaced by folders of the test.
+Commands that need root, other machines or hours are listed with the test that runs them instead (`ELSEWHERE`); their
+words must exist. The words of commands in running text must exist too, and the complete and cheap ones are run. A line
+that is not understood is an error (tests/documents.py), so no command is missed.
 """
 
 import os
@@ -24,7 +24,7 @@ from tests.command_words import missing_of
 from tests.runs.command import alidpfl
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "examples/README.md", *PAGES]
 SHORTER = {
     "run": ["federation.max_rounds=2", "run.evaluate_every=2", "privacy.accountant=rdp"],
@@ -34,7 +34,7 @@ REAL_DATA = ("reproduction/experiments/mnist.toml", "reproduction/recipes/best-m
 FLOWER = "tests/flower/test_deployment.py"
 CLONE = "tests/packaging/test_fresh_clone.py::test_make_run_in_a_new_clone"
 EXTRAS = "tests/packaging/test_packaging.py::test_extras_install_what_they_are_for"
-ELSEWHERE = {  # what begins so is done by this test
+ELSEWHERE = {  # commands that begin like this are run by this test
     "alidpfl data get": "tests/data/test_data_command.py::test_get_puts_the_files_where_load_finds_them",
     "alidpfl vault serve": "tests/vault/test_vault_command.py::test_init_status_serve",
     "alidpfl flower demo": "tests/flower/test_demo.py::test_the_demo_trains_books_what_it_spent_and_leaves_no_process",
@@ -49,8 +49,8 @@ ELSEWHERE = {  # what begins so is done by this test
     "git clone": CLONE,
     "source ": CLONE,
     "jupyter ": "tests/examples/test_examples.py::test_a_notebook_runs",
-    "export ": "",  # nothing to do: the names are looked up
-    "useradd ": "",  # root's
+    "export ": "",  # nothing to run: the names are looked up
+    "useradd ": "",  # needs root
 }
 CHEAP = re.compile(r"alidpfl (account|data show|plan|tables|report|doctor|--help|--version)\b")
 NAMES = "|".join({path[0] for path, _ in all_commands()})
@@ -65,13 +65,13 @@ def found_in(document):
 
 
 def examples_in_help():
-    """Those of `alidpfl COMMAND --help`, after what they take for granted: two runs."""
+    """Return the examples of `alidpfl COMMAND --help`, after the two runs that they need."""
     split = [part for _, command in all_commands() for part in help_of(command)[1].split(" && ")]
     return [f"alidpfl run --out runs/{name}" for name in ("first", "second")] + split
 
 
 def spans(document):
-    """Code in running text, in one line."""
+    """Return the code in running text, each piece in one line."""
     text = documents.running_text((ROOT / document).read_text())
     return [" ".join(one.split()).removeprefix(".venv/bin/") for one in re.findall(r"`([^`]+)`", text)]
 
@@ -100,7 +100,7 @@ def test_there_are_commands_to_run():
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_no_line_that_looks_like_a_command_is_lost(document):
-    """Counted without knowing what a fence is; code by mere indent would be lost to the reader."""
+    """Count them without looking for fences, so that a command in an indented block is found too."""
     lines = LOOKS_LIKE_ONE.findall((ROOT / document).read_text())
     assert len(lines) <= sum("alidpfl " in command for command in FOUND.get(document, []))
 
@@ -113,7 +113,7 @@ def test_commands_in_running_text_exist(document):
 
 
 def alternatives(span):
-    """`alidpfl data list | get | show` is three."""
+    """Return the three commands of `alidpfl data list | get | show`."""
     words = span.replace(" | ", "|").split()
     if words[:1] != ["alidpfl"] or "|" not in span:
         return [span]
@@ -184,12 +184,13 @@ def test_what_does_a_command_elsewhere_is_a_test():
 
 @pytest.fixture
 def scene(tmp_path, monkeypatch):
-    """A folder that looks like a clone, with the files that the documents speak of."""
-    for name in ("experiments", "recipes", "constraints.txt"):
+    """A folder that looks like a clone, with the files that the documents name."""
+    (tmp_path / "reproduction").mkdir()
+    for name in ("reproduction/experiments", "reproduction/recipes", "constraints.txt"):
         (tmp_path / name).symlink_to(ROOT / name)
-    shutil.copytree(
-        ROOT / "reproduction" / "results", tmp_path / "results", ignore=shutil.ignore_patterns("runs", "*.sqlite*")
-    )
+    stored = shutil.ignore_patterns("runs", "*.sqlite*")
+    shutil.copytree(ROOT / "reproduction" / "results", tmp_path / "reproduction" / "results", ignore=stored)
+    monkeypatch.setattr("reproduction.results.RESULTS", tmp_path / "reproduction" / "results")
     random = np.random.default_rng(0)
     for path in ("patients.npz", *(f"my-data/{name}.npz" for name in ("north", "south", "test"))):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -239,10 +240,10 @@ def test_the_commands_on_real_data(command, scene):
 def run(scene, command):
     here = re.sub(r"(?<=[ =])/(?=(my|var|mnt|root|etc)/)", f"{scene}/", command)
     if command.startswith("install "):
-        here = re.sub(r" -[og] \w+", "", here)  # whose it is, is root's to say
-    words = shlex.split(re.sub(r"^sudo (-H )?-u \w+ ", "", here))  # who runs it, is too
+        here = re.sub(r" -[og] \w+", "", here)  # only root can set the owner
+    words = shlex.split(re.sub(r"^sudo (-H )?-u \w+ ", "", here))  # and only root can run as others
     if words[0] == "cd":
-        os.chdir(scene / words[1])  # the scene's fixture goes back
+        os.chdir(scene / words[1])  # the fixture returns to the old folder
         return
     if words[0].rsplit("/", 1)[-1] != "alidpfl":
         checked([sys.executable, *words[1:]] if words[0].startswith("python") else words)
@@ -257,7 +258,9 @@ def shorter(name, command):
     if name == "run" and "--resume" in command:
         return []
     parts = SHORTER.get(name, [])
-    if needs_real_data(command):  # two rounds are spent before the first of a recipe's training
+    if "privacy.max_steps" in command:
+        parts = ["privacy.max_steps=4", *parts]
+    if needs_real_data(command):  # a recipe spends two rounds before it trains
         parts = ["federation.max_rounds=3", "privacy.epsilon=1", *parts[1:]]
     if name == "audit" and "--draws" in command:
         parts = parts[:2]

@@ -1,4 +1,4 @@
-"""The reader of documents loses nothing without saying so."""
+"""The reader of documents finds every command, and refuses what it does not understand."""
 
 import pytest
 

@@ -1,24 +1,23 @@
-"""The recipes in every cell of Tables I to III: `python reproduction/experiments/best.py [table ...] [data set ...]`.
+"""Run the recipes in every cell of Tables I to III: `python -m reproduction.experiments.best [TABLE ...] [DATASET ...]`.
 
-A cell is the recipe of its data set with the cell's ε and R_s; σ follows from them. η goes with sqrt(ε) / steps: noise
-and signal both add up over the steps. Nothing else changes, and nothing is chosen by looking at a test set. Results are
-appended to reproduction/results/best.jsonl as they come, and what is there already is skipped.
+A cell is the recipe of its data set with the cell's ε and R_s; the noise multiplier follows from them. η is scaled with
+sqrt(ε) / steps, because both noise and signal add up over the steps. Nothing else changes. Results are appended to
+reproduction/results/best.jsonl. Cells that have a result are skipped.
 """
 
 import json
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-import stored
-from reproduction.published import published
 
 from alidpfl.runs import Config, load_config
+from reproduction.experiments import stored
+from reproduction.paper import published
+from reproduction.results import RESULTS as FOLDER
+from reproduction.results import json_lines
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "reproduction/results/best.jsonl"
-RECIPES = ROOT / "reproduction/results/recipes.json"
+RESULTS = FOLDER / "best.jsonl"
+RECIPES = FOLDER / "recipes.json"
 DATASETS = ("mnist", "fashion_mnist", "cifar10")
 TABLES = {
     "small": (158, {"2": 1.55, "1": 1.75, "1/2": 2.0, "1/5": 2.75}),
@@ -28,22 +27,27 @@ TABLES = {
 HEADLINE, HEADLINE_SEEDS = ("small", "1/2"), range(6)  # ε = 2, R_s = 158
 
 
-def main(names: list[str]) -> None:
-    """Run every cell that has no result yet; the headline first, with six seeds."""
+def main(names: Sequence[str]) -> None:
+    """Run every cell that has no result; first the headline, with six seeds."""
     tables = [table for table in TABLES if table in names] or list(TABLES)
     datasets = [dataset for dataset in DATASETS if dataset in names] or list(DATASETS)
     wanted = [(*HEADLINE, dataset, seed) for seed in HEADLINE_SEEDS for dataset in datasets]
     wanted += [(table, ratio, dataset, 0) for table in tables for ratio in TABLES[table][1] for dataset in datasets]
-    done = {(line["table"], line["ratio"], line["dataset"], line["seed"]) for line in stored.lines(RESULTS)}
+    done = {(line["table"], line["ratio"], line["dataset"], line["seed"]) for line in json_lines(RESULTS)}
     for cell in dict.fromkeys(wanted):
         if cell not in done:
             stored.append(RESULTS, _result(*cell))
-    RECIPES.write_text(json.dumps({name: recipe(name).to_dict() for name in DATASETS}, indent=2) + "\n")
+    RECIPES.write_text(json.dumps(recipes(), indent=2) + "\n")
 
 
 def recipe(dataset: str, changes: Sequence[str] = ()) -> Config:
-    """As it stands; what the results were made with is kept beside them. Delete the results of one that changes."""
-    return load_config(ROOT / f"reproduction/recipes/best-{dataset.replace('_', '-')}.toml", changes)
+    """Return the recipe of a data set. If you change a recipe, delete its results."""
+    return load_config(FOLDER.parent / f"recipes/best-{dataset.replace('_', '-')}.toml", changes)
+
+
+def recipes() -> dict[str, object]:
+    """Return all recipes as they are, to be stored with their results."""
+    return {name: recipe(name).to_dict() for name in DATASETS}
 
 
 def _result(table: str, ratio: str, dataset: str, seed: int) -> dict[str, object]:
@@ -57,8 +61,7 @@ def _result(table: str, ratio: str, dataset: str, seed: int) -> dict[str, object
         "method.learning_rate": float(f"{headline.method.learning_rate * scale:.4g}"),
         "run.seed": seed,
     }
-    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-    config = recipe(dataset, overrides)
+    config = recipe(dataset, stored.overrides(changes))
     with stored.run(config) as (outcome, _):
         return {
             "table": table,

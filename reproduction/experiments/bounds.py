@@ -1,6 +1,6 @@
-"""How loose are the bounds, and do their minimisers follow the best τ? The figures of docs/explanation/theory.md.
+"""Measure how loose the bounds are, and whether their minimisers follow the best τ.
 
-python -m reproduction.experiments.bounds [problems]
+`python -m reproduction.experiments.bounds [PROBLEMS]` prints the figures of docs/explanation/theory.md.
 """
 
 import sys
@@ -8,10 +8,10 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
-from reproduction.experiments.convex import Outcome, Quadratics, Training, described, random_case, simulate, weights
 from scipy.stats import spearmanr
 
-from alidpfl.policies import Problem, bound_a, bound_b, lemma2_optimum
+from alidpfl.policies import Problem, bound_a, bound_b, paper_bound
+from reproduction.experiments.convex import Outcome, Quadratics, Training, described, random_case, simulate, weights
 
 LOCAL_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 MAX_ROUNDS = 12
@@ -20,11 +20,11 @@ PACES = (2, 4, 8, 16)
 REPETITIONS = 200
 BOUNDS = {"(A)": bound_a, "(B)": bound_b}
 SAMPLE_RATES = {"Poisson batches": None, "full batches": 1.0}
-"""None: as drawn, 0.2 to 0.8. With full batches v is the noise alone, without the bound C² on what batches add."""
+"""None: as drawn, 0.2 to 0.8. With full batches v is only the noise, without the bound C² on what batches add."""
 
 
 def main(problems: str = "60") -> None:
-    """Print looseness and agreement, for the same random problems with two ways of drawing batches."""
+    """Print looseness and agreement for the same random problems, with two ways of drawing batches."""
     for title, rate in SAMPLE_RATES.items():
         random = np.random.default_rng(7)
         ratios: dict[str, list[float]] = defaultdict(list)
@@ -58,7 +58,7 @@ def _measure(
 
 
 def _outcomes(clients: Quadratics, training: Training, rounds: dict[int, int], seed: int) -> dict[int, Outcome]:
-    """By τ; the same stream of randomness for each."""
+    """Return outcomes by τ, each with the same stream of random numbers."""
     return {
         steps: simulate(
             clients,
@@ -78,17 +78,18 @@ def _problem(clients: Quadratics, training: Training, outcomes: dict[int, Outcom
 
 
 def _rules(clients: Quadratics, problem: Problem, most: int) -> dict[str, float]:
-    """What each rule asks for; `most` is the even pace, or the end of the grid."""
+    """Return the τ of each rule; `most` is the even pace, or the end of the grid."""
     apart = clients.optimum - clients.means
     gap = float(weights(clients) @ np.einsum("id,ide,ie->i", apart, clients.hessians, apart) / 2)
-    lemma2 = lemma2_optimum(
+    paper = paper_bound(
         curvature=problem.strong_convexity,
         heterogeneity=gap,
         clip_norm=problem.clip_norm,
         noise_power=problem.noise_power,
         total_steps=MAX_ROUNDS * most,
     )
-    asked = {name: bound(problem).best_real() for name, bound in BOUNDS.items()} | {"Lemma 2": lemma2}
+    asked = {name: bound(problem).best_real() for name, bound in BOUNDS.items()}
+    asked["Lemma 2"] = paper.best_at_fixed_rounds
     return {name: min(steps, most) for name, steps in asked.items()} | {"even pace": most}
 
 

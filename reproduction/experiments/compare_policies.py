@@ -1,33 +1,33 @@
-"""Which rule for τ is best? Paired seeds: every policy on the same splits, first weights, batches and noise.
+"""Compare policies with paired seeds: every policy has the same splits, first weights, batches and noise.
 
-    python reproduction/experiments/compare_policies.py reproduction/experiments/policies/synthetic.toml reproduction/results/policies/synthetic.jsonl
+    python -m reproduction.experiments.compare_policies reproduction/experiments/policies/synthetic.toml out.jsonl
 
-The file is a configuration with one more table, [compare]: `seeds`, and `arms`, a table of settings for each policy.
-Results are appended as they come and what is there already is skipped.
+The first file is a configuration with one more table, [compare]: `seeds`, and `arms`, a table of settings for each policy.
+Results are appended to the second file, and runs that have a result are skipped.
 """
 
 import sys
 import tomllib
 from pathlib import Path
 
-import stored
-
 from alidpfl.runs import load_config
+from reproduction.experiments import stored
+from reproduction.results import json_lines
 
 
 def main(compare_file: str, results_file: str) -> None:
-    """Run every (seed, arm) that has no result yet; seeds outermost, so that a stopped comparison is still paired."""
+    """Run every (seed, policy) that has no result. Seeds are outermost, so that a stopped comparison is still paired."""
     settings = tomllib.loads(Path(compare_file).read_text())
     compare = settings.pop("compare")
     results = Path(results_file)
-    done = {(line["seed"], line["arm"]) for line in stored.lines(results)}
+    done = {(line["seed"], line["arm"]) for line in json_lines(results)}
     for seed in compare["seeds"]:
         for arm, changes in compare["arms"].items():
             if (seed, arm) in done:
                 continue
             overrides = [*stored.overrides(settings), *stored.overrides(changes), f"run.seed={seed}"]
             with stored.run(load_config(overrides=overrides)) as (outcome, folder):
-                taken = [line["local_steps"] for line in stored.lines(folder / "metrics.jsonl")]
+                taken = [line["local_steps"] for line in json_lines(folder / "metrics.jsonl")]
             line = {
                 "seed": seed,
                 "arm": arm,

@@ -1,7 +1,7 @@
-"""Federated DP-SGD on strongly convex problems whose every constant is known, to hold the bounds of theory.py against.
+"""Federated DP-SGD on strongly convex problems with known constants, to test the bounds of `alidpfl.policies.theory`.
 
-numpy only, and vectorised over repetitions: arrays are (repetitions, clients, samples, dimensions). The tests of the
-bounds and `python -m reproduction.experiments.bounds` use it.
+Only numpy is used. Arrays are (repetitions, clients, samples, dimensions). The tests of the bounds and
+`python -m reproduction.experiments.bounds` use this module.
 """
 
 import math
@@ -18,68 +18,68 @@ Floats = NDArray[np.float64]
 
 
 class Clients(Protocol):
-    """Whose data: everything that the bounds ask for, exactly."""
+    """The clients' data, with the exact values of everything that the bounds need."""
 
     @property
     def present(self) -> NDArray[np.bool_]:
-        """(clients, samples): False pads clients that hold fewer."""
+        """Which samples exist: (clients, samples). False is padding."""
 
     @property
     def smoothness(self) -> float:
-        """L."""
+        """The smoothness L."""
 
     @property
     def strong_convexity(self) -> float:
-        """μ."""
+        """The strong convexity μ."""
 
     @property
     def optimum(self) -> Floats:
-        """w*."""
+        """The minimiser w*."""
 
     def sample_gradients(self, points: Floats) -> Floats:
-        """(R, N, d) or (R, 1, d) to (R, N, n, d)."""
+        """Return per-sample gradients: (R, N, d) or (R, 1, d) to (R, N, n, d)."""
 
     def client_gradients(self, points: Floats) -> Floats:
-        """∇F_i: (R, N, d) or (R, 1, d) to (R, N, d)."""
+        """Return the gradients ∇F_i: (R, N, d) or (R, 1, d) to (R, N, d)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quadratics:
-    """F_i(w) = mean over its samples j of ½ (w − a_j)ᵀ H_i (w − a_j)."""
+    """Quadratic clients: F_i(w) is the mean over the samples j of ½ (w − a_j)ᵀ H_i (w − a_j)."""
 
     hessians: Floats
-    """(N, d, d)."""
+    """The Hessians H_i: (N, d, d)."""
     centres: Floats
-    """a: (N, n, d)."""
+    """The centres a_j: (N, n, d)."""
     present: NDArray[np.bool_]
 
     @property
     def smoothness(self) -> float:
-        """L: the largest eigenvalue of any client."""
+        """The smoothness L, the largest eigenvalue of any client."""
         return float(np.linalg.eigvalsh(self.hessians).max())
 
     @property
     def strong_convexity(self) -> float:
-        """μ: the smallest."""
+        """The strong convexity μ, the smallest eigenvalue of any client."""
         return float(np.linalg.eigvalsh(self.hessians).min())
 
     @cached_property
     def means(self) -> Floats:
-        """Where each F_i is smallest: (N, d)."""
+        """The minimiser of each F_i: (N, d)."""
         return (self.centres * self.present[..., None]).sum(1) / self.present.sum(1)[:, None]
 
     @property
     def optimum(self) -> Floats:
-        """w*: Σ p_i H_i (w* − ā_i) = 0."""
+        """The minimiser w*, from Σ p_i H_i (w* − ā_i) = 0."""
         weighted = weights(self)[:, None, None] * self.hessians
         return np.linalg.solve(weighted.sum(0), np.einsum("ide,ie->d", weighted, self.means))
 
     def sample_gradients(self, points: Floats) -> Floats:
-        """H_i (w_i − a_j)."""
+        """Return H_i (w_i − a_j)."""
         return self._times_hessian(points)[:, :, None, :] - self._pulls
 
     def client_gradients(self, points: Floats) -> Floats:
-        """H_i (w_i − ā_i)."""
+        """Return H_i (w_i − ā_i)."""
         return self._times_hessian(points) - self._mean_pulls
 
     @cached_property
@@ -96,9 +96,10 @@ class Quadratics:
 
 @dataclass(frozen=True, kw_only=True)
 class Kinked:
-    """F_i(w) = Σ over coordinates of ½ L x² above 0 and ½ μ x² below: one sample a client, the same for all.
+    """Clients with a kink: F_i(w) is the sum over coordinates of ½ L x² above 0 and ½ μ x² below.
 
-    On quadratics gradients are linear, so that zero-mean noise in local models never moves their mean. Here it does.
+    Every client has one sample, the same for all. Gradients of quadratics are linear, so that noise with mean zero does not
+    move the mean of local models. Here it does.
     """
 
     clients: int
@@ -108,27 +109,27 @@ class Kinked:
 
     @property
     def present(self) -> NDArray[np.bool_]:
-        """One sample each."""
+        """Which samples exist: one for each client."""
         return np.ones((self.clients, 1), bool)
 
     @property
     def optimum(self) -> Floats:
-        """0."""
+        """The minimiser 0."""
         return np.zeros(self.dimensions)
 
     def sample_gradients(self, points: Floats) -> Floats:
-        """Lx or μx in every coordinate."""
+        """Return Lx or μx in every coordinate."""
         return self.client_gradients(points)[:, :, None, :]
 
     def client_gradients(self, points: Floats) -> Floats:
-        """Lx or μx in every coordinate."""
+        """Return Lx or μx in every coordinate."""
         slopes = np.where(points > 0, self.smoothness, self.strong_convexity) * points
         return np.broadcast_to(slopes, (points.shape[0], self.clients, self.dimensions))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How it is trained."""
+    """The parameters of a training."""
 
     learning_rate: float
     sample_rate: float
@@ -139,14 +140,14 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """After K rounds of τ steps."""
+    """The outcome of K rounds of τ steps."""
 
     squared_distances: Floats
-    """1{no gradient exceeded C} ‖w̄ − w*‖²: (repetitions,)."""
+    """‖w̄ − w*‖², or 0 in repetitions in which a gradient exceeded C: (repetitions,)."""
     unclipped: float
-    """The share of the repetitions in which no per-sample gradient ever exceeded C."""
+    """The share of repetitions in which no per-sample gradient exceeded C."""
     dissimilarity: float
-    """ζ: the largest over steps of sqrt(mean over repetitions of Σ p_i ‖∇F_i(w̄) − ∇F(w̄)‖²)."""
+    """ζ, the largest over steps of sqrt(mean over repetitions of Σ p_i ‖∇F_i(w̄) − ∇F(w̄)‖²)."""
 
     @property
     def mean(self) -> float:
@@ -155,12 +156,12 @@ class Outcome:
 
     @property
     def standard_error(self) -> float:
-        """Of that estimate."""
+        """The standard error of that estimate."""
         return float(self.squared_distances.std(ddof=1) / math.sqrt(len(self.squared_distances)))
 
 
 def weights(clients: Clients) -> Floats:
-    """p_i = |D_i| / Σ|D_j|."""
+    """Return the weights p_i = |D_i| / Σ|D_j|."""
     counts = clients.present.sum(1)
     return counts / counts.sum()
 
@@ -174,9 +175,20 @@ def simulate(
     repetitions: int,
     random: np.random.Generator,
 ) -> Outcome:
-    """`rounds` x `local_steps`; Poisson batches, the constant divisor q·n_i, Gaussian noise.
+    """Simulate federated DP-SGD with Poisson batches, the constant divisor q·n_i and Gaussian noise.
 
-    A repetition in which a per-sample gradient exceeds C counts as 0 from then on: the bounds are of the others.
+    A repetition in which a per-sample gradient exceeds C counts as 0 from then on, because the bounds exclude it.
+
+    Args:
+        clients: The data.
+        training: Step size, sample rate, clip norm, noise and start.
+        rounds: The number of rounds K.
+        local_steps: The number of local steps τ of a round.
+        repetitions: The number of repetitions.
+        random: The generator of all random numbers.
+
+    Returns:
+        The distances from the minimiser, and what the bounds need besides.
     """
     counted, share = np.ones(repetitions, bool), weights(clients)
     average, spread = np.tile(training.start, (repetitions, 1)), 0.0
@@ -194,7 +206,7 @@ def simulate(
 
 
 def described(clients: Clients, training: Training, *, rounds: float, dissimilarity: float) -> Problem:
-    """What the bounds ask for. Batch sizes differ: the smallest one makes every client's variance at most v."""
+    """Return the values that the bounds need. The smallest batch makes every client's variance at most v."""
     batch = training.sample_rate * float(clients.present.sum(1).min())
     dimensions = len(training.start)
     return Problem(
@@ -213,7 +225,7 @@ def described(clients: Clients, training: Training, *, rounds: float, dissimilar
 
 
 def random_case(random: np.random.Generator) -> tuple[Quadratics, Training]:
-    """Clients of different sizes, Hessians and optima; C at 1.5 to 3 times the longest gradient at the start."""
+    """Draw clients of different sizes, Hessians and minimisers; C is 1.5 to 3 times the longest gradient at the start."""
     count, dimensions, most = int(random.integers(2, 6)), int(random.integers(1, 5)), 16
     sizes = random.integers(8, most + 1, count)
     convexity = 10 ** random.uniform(-1.5, 0)
@@ -245,7 +257,7 @@ def _hessian(random: np.random.Generator, dimensions: int, convexity: float) -> 
 
 
 def _noised(gradients: Floats, present: NDArray[np.bool_], training: Training, random: np.random.Generator) -> Floats:
-    """(Σ over the batch + N(0, σ²C²I)) / (q·n_i): (R, N, d)."""
+    """Return (Σ over the batch + N(0, σ²C²I)) / (q·n_i): (R, N, d)."""
     drawn = (random.random(gradients.shape[:3]) < training.sample_rate) & present
     sums = np.matmul(drawn[:, :, None, :].astype(float), gradients)[:, :, 0, :]
     noise = training.noise_multiplier * training.clip_norm * random.standard_normal(sums.shape)
@@ -253,7 +265,7 @@ def _noised(gradients: Floats, present: NDArray[np.bool_], training: Training, r
 
 
 def _disagreement(clients: Clients, average: Floats, share: Floats) -> Floats:
-    """Σ p_i ‖∇F_i(w̄) − ∇F(w̄)‖²: (R,)."""
+    """Return Σ p_i ‖∇F_i(w̄) − ∇F(w̄)‖²: (R,)."""
     each = clients.client_gradients(average[:, None, :])
     mean = np.einsum("i,rid->rd", share, each)
     return np.einsum("i,ri->r", share, ((each - mean[:, None, :]) ** 2).sum(-1))

@@ -1,4 +1,4 @@
-"""Four convolutions that are taught on made-up pictures, and the constants that become of them."""
+"""Learn four convolutions from drawings, and turn them into constants."""
 
 import math
 import sys
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FOLDER = Path(__file__).parent.parent / "src/alidpfl/features"
-BATCH, RATE, WARM_UP, TOLD_EVERY = 256, 2e-3, 50, 50
+FOLDER = Path(__file__).parents[1] / "filters"
+BATCH, RATE, WARM_UP, PRINT_EVERY = 256, 2e-3, 50, 50
 LAYERS = ((3, 48, 4, 2), (48, 96, 3, 2), (96, 128, 3, 1), (128, 192, 3, 2))  # in, out, width, stride
 OUTPUTS = LAYERS[-1][1]
-_READ = 2  # the last layers, whose outputs are features
-_POWER = 0.25  # features are scaled half of the way to equal variances
+_READ = 2  # the outputs of this many last layers are features
+_POWER = 0.25  # scales features half of the way to equal variances
 
 
 def make_body() -> nn.Sequential:
-    """(n, 3, s, s) around 0 -> (n, 192, s/8, s/8)."""
+    """Make the convolutions: (n, 3, s, s) around 0 -> (n, 192, s/8, s/8)."""
     body = nn.Sequential(*(_layer(*shape) for shape in LAYERS))
     return body.to(memory_format=torch.channels_last)
 
@@ -30,7 +30,7 @@ def _layer(inputs: int, outputs: int, width: int, stride: int) -> nn.Module:
 
 
 def learn(parameters: list[Tensor], loss_of_a_batch: Callable[[], Tensor], *, steps: int, weight_decay: float) -> None:
-    """By AdamW, at a rate that falls as a cosine; says now and then how far it is."""
+    """Learn with AdamW at a rate that falls as a cosine, and print the progress."""
     optimiser = torch.optim.AdamW(parameters, weight_decay=weight_decay)
     started = time.monotonic()
     for step in range(steps):
@@ -40,15 +40,15 @@ def learn(parameters: list[Tensor], loss_of_a_batch: Callable[[], Tensor], *, st
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        if step % TOLD_EVERY == 0:
+        if step % PRINT_EVERY == 0:
             sys.stderr.write(f"step {step} of {steps}: loss {loss:.3f}, {time.monotonic() - started:.0f} s\n")
 
 
 @torch.no_grad()
 def folded(body: nn.Sequential, views: Tensor) -> dict[str, Tensor]:
-    """Convolutions with bias, in half precision; what is read is scaled by its variance over views of made-up pictures.
+    """Return the convolutions with bias in half precision. Outputs that become features are scaled by their variance.
 
-    ReLU lets a positive factor through, so that the next layer can take it back.
+    A positive factor passes through ReLU, so that the next layer can undo it.
     """
     body.eval()
     maps = [views]

@@ -1,8 +1,8 @@
-"""Made-up pictures of ten kinds of garments, drawn from what their names mean. No photograph is used anywhere.
+"""Draw ten kinds of garments from the meaning of their names. No photograph is used.
 
-Shirts have sleeves and collars, trousers two legs, boots a shaft: that is knowledge of the world, and costs nobody's
-privacy. Bright on black, 28 x 28, in the order of Fashion-MNIST's classes; shoes point to the left. All lengths are
-shares of half the picture, from the middle: x to the right, y down.
+Shirts have sleeves and collars, trousers have two legs, boots have a shaft. This is public knowledge and costs no privacy.
+Pictures are 28 x 28, bright on black, in the order of Fashion-MNIST's classes; shoes point to the left. Lengths are shares of
+half the picture, measured from the middle: x to the right, y down.
 """
 
 import math
@@ -16,22 +16,22 @@ from torch.nn import functional as F
 
 SIDE = 28
 KINDS = 10
-_FINE = 2 * SIDE  # drawn so large, then made smaller: edges become soft
+_FINE = 2 * SIDE  # drawn at this size and then reduced, so that edges become soft
 _EPSILON = 1e-6
 Point = tuple[Tensor, Tensor]
-"""x and y, each (n,): one for each of n drawings."""
+"""The coordinates x and y, each (n,), of a point in n drawings."""
 Range = tuple[float, float]
 
 
 def pictures(count: int, random: Generator) -> tuple[Tensor, Tensor]:
-    """(10 * count, 1, 28, 28) uint8, and which of the ten kinds each is."""
+    """Draw pictures: (10 * count, 1, 28, 28) uint8, and the kind of each."""
     drawn = [_finished(draw(_Pencil(count, random))) for draw in _DRAW]
     return torch.cat(drawn), torch.arange(KINDS).repeat_interleave(count)
 
 
 @dataclass(frozen=True)
 class _Pencil:
-    """Draws numbers for `count` drawings at once."""
+    """Random numbers for `count` drawings at once."""
 
     count: int
     random: Generator
@@ -47,13 +47,13 @@ class _Pencil:
         return torch.where(is_dark, self.between(*dark), self.between(*light))
 
     def clouds(self, detail: int) -> Tensor:
-        """(n, fine, fine) of smooth noise."""
+        """Return smooth noise: (n, fine, fine)."""
         small = torch.randn(self.count, 1, detail, detail, generator=self.random)
         return F.interpolate(small, (_FINE, _FINE), mode="bicubic", align_corners=False)[:, 0]
 
 
 class _Drawing:
-    """Where there is something, and how bright it is."""
+    """A mask, and the brightness within it."""
 
     def __init__(self, pencil: _Pencil) -> None:
         self.pencil = pencil
@@ -61,17 +61,17 @@ class _Drawing:
         self.light = torch.zeros(pencil.count, _FINE, _FINE)
 
     def fill(self, where: Tensor, light: Tensor, only: Tensor | None = None) -> None:
-        """`only` says in which drawings."""
+        """Fill an area with light, in all drawings or in `only` some."""
         where = _in_some(where, only)
         self.mask = torch.where(where, 1.0, self.mask)
         self.light = torch.where(where, _wide(light) if light.ndim == 1 else light, self.light)
 
     def shade(self, where: Tensor, factor: Tensor, only: Tensor | None = None) -> None:
-        """Lighter or darker, where there is something."""
+        """Make an area lighter or darker, where something is drawn."""
         self.light = torch.where(_in_some(where & (self.mask > 0), only), self.light * _wide(factor), self.light)
 
     def cut(self, where: Tensor, only: Tensor | None = None, rest: Tensor | None = None) -> None:
-        """Away, but for a `rest` of the light: what is seen of the back."""
+        """Cut an area out. A `rest` of the light stays where the back of the garment is seen."""
         where, kept = _in_some(where, only), torch.zeros(1, 1, 1) if rest is None else _wide(rest)
         self.light = torch.where(where, kept * self.light, self.light)
         self.mask = torch.where(where & (kept == 0), 0.0, self.mask)
@@ -91,7 +91,7 @@ def _places() -> Point:
 
 
 def _polygon(corners: list[Point]) -> Tensor:
-    """(n, fine, fine): inside, by how often a line to the right crosses the outline."""
+    """Return which pixels are inside a polygon: (n, fine, fine)."""
     right, down = _places()
     inside = torch.zeros(len(corners[0][0]), _FINE, _FINE, dtype=torch.bool)
     for start, end in zip(corners, corners[1:] + corners[:1], strict=True):
@@ -102,7 +102,7 @@ def _polygon(corners: list[Point]) -> Tensor:
 
 
 def _both_sides(half: list[Point]) -> list[Point]:
-    """A closed outline from its right half, from the top of the middle to the bottom."""
+    """Return a closed outline from its right half, which runs from top to bottom."""
     return half + [(-x, y) for x, y in reversed(half)]
 
 
@@ -112,7 +112,7 @@ def _ellipse(x: Tensor, y: Tensor, width: Tensor, height: Tensor) -> Tensor:
 
 
 def _stroke(points: list[Point], width: Tensor) -> Tensor:
-    """A broken line of some width."""
+    """Return the pixels of a line through these points, of some width."""
     right, down = _places()
     near = torch.zeros(len(width), _FINE, _FINE, dtype=torch.bool)
     for start, end in pairwise(points):
@@ -123,7 +123,7 @@ def _stroke(points: list[Point], width: Tensor) -> Tensor:
 
 
 def _cloth(p: _Pencil, plain: float, checked: float) -> Tensor:
-    """(n, fine, fine) brightness: plain, checked, or with stripes or spots."""
+    """Return the brightness of plain, checked, striped or spotted cloth: (n, fine, fine)."""
     right, down = _places()
     base = _wide(p.dark_or_light(0.25, (0.12, 0.45), (0.45, 1.0)))
     cloth = base * (1 + 0.13 * p.clouds(6) * _wide(p.between(0.2, 1.2)))
@@ -143,7 +143,7 @@ def _cloth(p: _Pencil, plain: float, checked: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Torso:
-    """Measures of something for the upper body."""
+    """The measures of a garment for the upper body."""
 
     neck: Tensor
     top: Tensor
@@ -152,7 +152,7 @@ class _Torso:
 
 
 def _upper(p: _Pencil, cloth: Tensor, shoulders: Range, sleeves: Callable[[_Pencil], Point]) -> tuple[_Drawing, _Torso]:
-    """Torso, sleeves, seams and neckline."""
+    """Draw torso, sleeves, seams and neckline."""
     d = _Drawing(p)
     shoulder = p.between(*shoulders)
     chest = shoulder * p.between(0.82, 1.0)
@@ -171,7 +171,7 @@ def _upper(p: _Pencil, cloth: Tensor, shoulders: Range, sleeves: Callable[[_Penc
 
 
 def _sleeves(d: _Drawing, cloth: Tensor, shoulder: Point, armpit: Point, sleeve: Point) -> None:
-    """`sleeve`: length, and angle from straight down."""
+    """Draw both sleeves; `sleeve` is their length and angle."""
     p, (x, y), (length, angle) = d.pencil, shoulder, sleeve
     cuff = p.between(0.13, 0.26) + (length < 0.8) * p.between(0.08, 0.2)
     end_x, end_y = x + length * angle.sin(), y + length * angle.cos()
@@ -214,14 +214,14 @@ def _short_or_long(p: _Pencil) -> Point:
 
 
 def _print_on(d: _Drawing, probability: float) -> None:
-    """Something on the chest."""
+    """Draw a print on the chest."""
     p = d.pencil
     where = _ellipse(p.between(-0.1, 0.1), p.between(-0.35, 0.15), p.between(0.12, 0.32), p.between(0.08, 0.35))
     d.shade(where & (p.clouds(14) > _wide(p.between(-1.2, 0.5))), p.between(0.2, 1.7), p.chance(probability))
 
 
 def _opening(d: _Drawing, torso: _Torso, probability: float, width: Range, factor: Range) -> None:
-    """A line down the front: zip, or where one side lies over the other."""
+    """Draw a line down the front, for a zip or an overlap."""
     p = d.pencil
     x = p.between(-0.05, 0.05)
     line = _stroke([(x, torso.top), (x + p.between(-0.03, 0.03), torso.bottom)], p.between(*width))
@@ -332,7 +332,7 @@ def _shirt(p: _Pencil) -> _Drawing:
 
 
 def _sole(d: _Drawing, *, heel: Tensor, thick: Tensor, bottom: Tensor, light: Tensor) -> list[Point]:
-    """Draws it and returns its upper side: toe, ball, arch and heel, from the left."""
+    """Draw the sole; return its upper side from the left: toe, ball, arch and heel."""
     p = d.pencil
     toe, ball, arch, back = p.between(-0.98, -0.9), p.between(-0.45, -0.1), p.between(0.2, 0.5), p.between(0.88, 0.98)
     under = [(toe, bottom - 0.02), (ball, bottom), (arch, bottom - heel * 0.6), (back, bottom - heel)]
@@ -363,7 +363,7 @@ def _sandal(p: _Pencil) -> _Drawing:
 
 
 def _on_line(x: Tensor, line: list[Point]) -> Tensor:
-    """The height of a broken line at x."""
+    """Return the height at x of a line through these points."""
     height = line[0][1]
     for (x1, y1), (x2, y2) in pairwise(line):
         height = torch.where(x >= x1, y1 + (x - x1) / (x2 - x1) * (y2 - y1), height)
@@ -450,7 +450,7 @@ _DRAW = (_t_shirt, _trousers, _pullover, _dress, _coat, _sandal, _shirt, _sneake
 
 
 def _finished(d: _Drawing) -> Tensor:
-    """Folds, a lighter or darker rim, a small turn; then small, a little sharpened and grainy: (n, 1, 28, 28) uint8."""
+    """Add folds, a rim, a small turn and grain, and reduce the size: (n, 1, 28, 28) uint8."""
     p = d.pencil
     folds = 1 + 0.1 * _wide(p.between(0.2, 1.5)) * p.clouds(8)
     rim = d.mask * (1 - F.avg_pool2d(d.mask[:, None], 7, 1, 3)[:, 0])

@@ -1,7 +1,7 @@
-"""Made-up pictures: leaves that fall on one another, with textures, shading and light. No photograph is used anywhere.
+"""Draw leaves that cover one another, with textures, shading and light. No photograph is used.
 
-Dead leaves have what natural images share: edges that hide what is behind them, at all sizes and in all directions.
-What is learnt on them costs nobody's privacy (Baradad et al. 2021; Tang, Panda & Mittal 2023 for private training).
+Such drawings share edges at all sizes and directions with natural images. Features learned on them cost no privacy
+(Baradad et al. 2021; Tang, Panda & Mittal 2023 for private training).
 """
 
 import math
@@ -11,13 +11,13 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 SIDE = 48
-_MOST, _FEWEST = 48, 3  # leaves
+_MOST, _FEWEST = 48, 3  # leaves of a picture
 _DISC, _POLYGON, _STAR, _BOX, _BAR = range(5)
 _BLUR = 0.7
 
 
 def pictures(count: int, random: Generator) -> Tensor:
-    """(count, 3, 48, 48) uint8."""
+    """Draw pictures: (count, 3, 48, 48) uint8."""
     textures = _clouds(max(64, count // 2), random)
     made = _colours(count, random)[:, :, None, None] + _chosen(textures, count, random) * _uniform(count, random) / 4
     spread = torch.rand(count, generator=random) * math.log(_MOST / _FEWEST)
@@ -31,7 +31,7 @@ def pictures(count: int, random: Generator) -> Tensor:
 
 
 def _leaves(count: int, size: float, textures: Tensor, random: Generator) -> tuple[Tensor, Tensor]:
-    """One leaf for each picture: where it is, in [0, 1], and what it looks like."""
+    """Draw one leaf for each picture; return its mask in [0, 1] and its colours."""
     radius = (SIDE * size / 2 * (0.06 + 0.94 * torch.rand(count, 1, 1, generator=random) ** 2.5)).clamp(min=1.5)
     turn = 2 * math.pi * torch.rand(count, 1, 1, generator=random)
     stretch = (0.45 * torch.randn(count, 1, 1, generator=random)).exp()
@@ -50,7 +50,7 @@ def _leaves(count: int, size: float, textures: Tensor, random: Generator) -> tup
 
 
 def _outline(along: Tensor, across: Tensor, random: Generator) -> Tensor:
-    """1 on the outline of a disc, polygon, star, box or bar; less inside."""
+    """Return 1 on the outline of a disc, polygon, star, box or bar, and less inside."""
     count = len(along)
     radius, angle = (along**2 + across**2).sqrt(), torch.atan2(across, along)
     corners = torch.randint(3, 8, (count, 1, 1), generator=random).float()
@@ -68,7 +68,7 @@ def _outline(along: Tensor, across: Tensor, random: Generator) -> Tensor:
 
 
 def _surface(along: Tensor, across: Tensor, textures: Tensor, random: Generator) -> Tensor:
-    """A colour, on it clouds, stripes or nothing, a slope of light, sometimes the shading of a ball."""
+    """Return a colour with clouds, stripes or nothing, a slope of light, and sometimes the shading of a ball."""
     count = len(along)
     fill = _colours(count, random)[:, :, None, None].expand(count, 3, SIDE, SIDE)
     strength = 0.35 * _uniform(count, random)
@@ -92,7 +92,7 @@ def _stripes(count: int, random: Generator) -> Tensor:
 
 
 def _clouds(count: int, random: Generator) -> Tensor:
-    """(count, 3, 48, 48) coloured noise whose power falls with frequency, at a rate and with a grain of its own."""
+    """Return coloured noise with less power at high frequencies: (count, 3, 48, 48)."""
     power = 0.5 + 2 * _uniform(count, random)
     turn, stretch = math.pi * _uniform(count, random), (0.5 * torch.randn(count, 1, 1, 1, generator=random)).exp()
     rows, columns = torch.fft.fftfreq(SIDE)[:, None], torch.fft.rfftfreq(SIDE)[None]
@@ -108,7 +108,7 @@ def _clouds(count: int, random: Generator) -> Tensor:
 
 
 def _lit(made: Tensor, random: Generator) -> Tensor:
-    """A slope of light over the whole picture; half of them a little out of focus."""
+    """Add a slope of light to every picture, and blur half of them a little."""
     place = torch.arange(SIDE, dtype=torch.float32) / SIDE - 0.5
     slope = 0.15 * torch.randn(2, len(made), 1, 1, 1, generator=random)
     made = made + place[None] * slope[0] + place[:, None] * slope[1]

@@ -1,19 +1,19 @@
-"""Learn filters from made-up pictures: `python reproduction/experiments/pretrain.py [STEPS] [OUT]`; about an hour of one core.
+"""Learn filters from drawn leaves: `python -m reproduction.experiments.pretrain [STEPS] [OUT]`, an hour on one core.
 
 Two views of a picture (crop, flip, light, colour) must be found among the views of 255 others (SimCLR, Chen et al.
-2020). What comes out is src/alidpfl/features/leaves.safetensors: plain convolutions, batch statistics folded in, in
-half precision. No data set is read: neither by this program nor by what it makes.
+2020). The result is reproduction/filters/leaves.safetensors: convolutions in half precision, with the batch statistics
+folded in. No data set is read.
 """
 
 import sys
 from pathlib import Path
 
-import filters
-import leaves
 import torch
 from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
+
+from reproduction.experiments import filters, leaves
 
 OUT = filters.FOLDER / "leaves.safetensors"
 PICTURES, AT_A_TIME = 24_000, 250
@@ -22,7 +22,7 @@ VIEW = 32
 
 
 def main(steps: int, out: Path) -> None:
-    """Draw, learn, fold, write."""
+    """Draw pictures, learn, and write the folded filters."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random = Generator().manual_seed(0)
@@ -43,7 +43,7 @@ def main(steps: int, out: Path) -> None:
 
 @torch.no_grad()
 def _view(pictures: Tensor, random: Generator) -> Tensor:
-    """A crop, perhaps mirrored, in another light: (n, 3, 32, 32) around 0."""
+    """Return a crop, perhaps mirrored, in another light: (n, 3, 32, 32) around 0."""
     count = len(pictures)
 
     def about(value: float, spread: float) -> Tensor:

@@ -1,19 +1,19 @@
-"""Learn filters from drawn garments: `python reproduction/experiments/pretrain_garments.py [STEPS] [OUT]`; half an hour of one core.
+"""Learn filters from drawn garments: `python -m reproduction.experiments.pretrain_garments [STEPS] [OUT]`.
 
-The ten kinds must be told apart, turned, bent, lit otherwise and in part covered. What comes out is
-src/alidpfl/features/garments.safetensors: plain convolutions, batch statistics folded in, in half precision. No data
-set is read: neither by this program nor by what draws.
+The network learns to classify the ten kinds when they are turned, bent, lit differently and partly covered. It takes half an
+hour on one core. The result is reproduction/filters/garments.safetensors: convolutions in half precision, with the batch
+statistics folded in. No data set is read.
 """
 
 import sys
 from pathlib import Path
 
-import filters
-import garments
 import torch
 from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
+
+from reproduction.experiments import filters, garments
 
 OUT = filters.FOLDER / "garments.safetensors"
 PICTURES, AT_A_TIME = 200_000, 200
@@ -21,7 +21,7 @@ _LARGEST_BOX = 6
 
 
 def main(steps: int, out: Path) -> None:
-    """Draw, learn, fold, write."""
+    """Draw pictures, learn, and write the folded filters."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random = Generator().manual_seed(0)
@@ -43,7 +43,7 @@ def main(steps: int, out: Path) -> None:
 
 @torch.no_grad()
 def _view(pictures: Tensor, random: Generator) -> Tensor:
-    """Turned, bent, in another light, in part covered: (n, 1, 28, 28) uint8 -> (n, 3, 28, 28) around 0."""
+    """Return a turned, bent, relit and partly covered view: (n, 1, 28, 28) uint8 -> (n, 3, 28, 28) around 0."""
     count, side = len(pictures), pictures.shape[-1]
 
     def between(low: float, high: float) -> Tensor:
@@ -66,7 +66,7 @@ def _view(pictures: Tensor, random: Generator) -> Tensor:
 
 
 def _boxes(count: int, side: int, random: Generator) -> Tensor:
-    """(n, 1, side, side): one square in each picture, perhaps of no size."""
+    """Return one square in each picture, perhaps of size zero: (n, 1, side, side)."""
     x, y = torch.randint(side, (2, count, 1, 1, 1), generator=random)
     half = torch.randint(_LARGEST_BOX, (count, 1, 1, 1), generator=random)
     line = torch.arange(side)

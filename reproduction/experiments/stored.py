@@ -1,4 +1,4 @@
-"""What the experiments share: settings as `--set` takes them, runs that leave only a line, files of such lines."""
+"""What the experiments share: settings in the form of `--set`, and runs that leave one line in a file."""
 
 import json
 import tempfile
@@ -10,20 +10,15 @@ from typing import Any
 from alidpfl.runs import Config, Outcome, execute
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    """The results in a file; none where it does not exist."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def append(path: Path, line: Mapping[str, Any]) -> None:
-    """One result more, at once on the disk, and shown."""
+    """Append a result to a file, and print it."""
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
     print(line, flush=True)
 
 
 def overrides(settings: Mapping[str, Any]) -> list[str]:
-    """As for `alidpfl run --set`; a table stands for the settings of its section."""
+    """Return settings in the form that `alidpfl run --set` takes. A nested table stands for a section."""
     found = []
     for key, value in settings.items():
         if isinstance(value, dict):
@@ -35,6 +30,6 @@ def overrides(settings: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def run(config: Config) -> Iterator[tuple[Outcome, Path]]:
-    """Run it to its end; the folder is gone when the context is left."""
+    """Run a configuration to its end in a temporary directory; yield the outcome and the directory."""
     with tempfile.TemporaryDirectory() as folder:
         yield execute(config, Path(folder) / "run"), Path(folder) / "run"

@@ -7,10 +7,11 @@ from alidpfl._version import __version__
 
 if TYPE_CHECKING:
     from alidpfl.api import Privacy, federate
+    from alidpfl.config import load_config
     from alidpfl.data import load as load_dataset
     from alidpfl.policies import Decision, Policy, Situation
     from alidpfl.privacy import PrivacyBudget, epsilon, max_steps, noise_multiplier_for
-    from alidpfl.runs import execute, load_config, load_model, resume
+    from alidpfl.runs import execute, load_model, resume
     from alidpfl.store import RunDirectory
 
 _HOMES = {
@@ -23,7 +24,7 @@ _HOMES = {
     "epsilon": "alidpfl.privacy",
     "execute": "alidpfl.runs",
     "federate": "alidpfl.api",
-    "load_config": "alidpfl.runs",
+    "load_config": "alidpfl.config",
     "load_dataset": "alidpfl.data",
     "load_model": "alidpfl.runs",
     "max_steps": "alidpfl.privacy",
@@ -52,7 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: `alidpfl --help` must not wait for torch.
+    # Imported on first use: `alidpfl --help` must not wait for torch.
     if name not in _HOMES:
         raise AttributeError(f"module 'alidpfl' has no attribute {name!r}; it has {', '.join(__all__)}")
     module = importlib.import_module(_HOMES[name])

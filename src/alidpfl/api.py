@@ -1,4 +1,4 @@
-"""The Python way: a federation from your own model and your own clients, stepped through round by round."""
+"""Train from Python: a federation from your own model and your own clients, round by round."""
 
 import inspect
 import warnings
@@ -12,45 +12,109 @@ from torch import Tensor, nn
 
 from alidpfl.data.own import Client, from_clients, labelled
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.federation.federation import Federation, ledger_for
+from alidpfl.federation.federation import Federation, make_ledger
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
+from alidpfl.federation.tensors import num_params, trained
 from alidpfl.inputs.names import named
-from alidpfl.methods import DEFAULT_POLICIES, Method, make_method
+from alidpfl.methods import Loss, Method, make_method
+from alidpfl.planner import PlanRequest, affordable_rounds, choose_setting
 from alidpfl.policies import Policy, make_policy
-from alidpfl.privacy import ACCOUNTANTS, PrivacyBudget, SampledGaussian
+from alidpfl.privacy import PrivacyBudget, SampledGaussian
+from alidpfl.registry import ACCOUNTANTS, LOSSES
+from alidpfl.simulation import SimulationData, simulate
 from alidpfl.simulation.checks import gives_probabilities
-from alidpfl.simulation.runner import SimulationData
 from alidpfl.types import NoiseKind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """What every client may spend, and the mechanism that spends it.
+    """The budget of every client, and the mechanism that spends it.
+
+    `Privacy.plan` finds sampling rate and noise for a model and its clients.
 
     >>> Privacy(epsilon=2.0, delta=1e-5, sample_rate=0.05, noise_multiplier=2.0).budget
     PrivacyBudget(epsilon=2.0, delta=1e-05)
     """
 
     epsilon: float
-    """ε that every client may spend in all: the smaller, the less a release tells about any one record."""
+    """ε that every client may spend in total. A smaller ε reveals less about any one record."""
     delta: float
-    """δ: probability with which ε may fail to hold; well below one over the number of records."""
+    """δ: the probability that ε may fail to hold. Keep it well below one over the number of records."""
     sample_rate: float
     """q: probability that a record joins a batch, in (0, 1]."""
     noise_multiplier: float
-    """σ: the noise over the clip norm. `noise_multiplier_for` finds the least that pays for a number of steps."""
+    """σ: the noise divided by the clip norm."""
     accountant: str = "pld"
-    """How ε is computed: "pld" (tightest), "rdp", or "rdp-paper", as the paper counts."""
+    """How ε is computed: "pld" (tightest), "rdp", or "rdp-paper" (as in the paper)."""
     noise: NoiseKind = "gaussian"
-    """"grid": noise that is exact to the last bit, one record at a time: slower (docs/explanation/floating-point.md)."""
+    """"grid": noise that is exact to the last bit, but slower (docs/explanation/floating-point.md)."""
 
     def __post_init__(self) -> None:
-        """Refuse at once what the accounts would refuse later."""
+        """Refuse at once what the ledger would refuse later."""
         SampledGaussian(sample_rate=self.sample_rate, noise_multiplier=self.noise_multiplier)
-        named("accountant", self.accountant, dict.fromkeys(ACCOUNTANTS))
+        _ = ACCOUNTANTS[self.accountant]
         named("noise", self.noise, dict.fromkeys(get_args(NoiseKind)))
         _ = self.budget
+
+    @classmethod
+    def plan(
+        cls,
+        model: nn.Module,
+        clients: Sequence[Client],
+        *,
+        epsilon: float,
+        delta: float,
+        max_rounds: int,
+        accountant: str = "pld",
+        max_epochs: float | None = None,
+    ) -> "Privacy":
+        """Find the sampling rate and the noise that use a budget best, as `alidpfl plan` does.
+
+        Only public numbers are used: how many clients, records and parameters there are.
+
+        Args:
+            model: what will be trained.
+            clients: the clients, as for `federate`.
+            epsilon: ε that every client may spend.
+            delta: δ of every client.
+            max_rounds: R_s, the maximum number of communication rounds.
+            accountant: how ε is computed.
+            max_epochs: limit on a client's passes over its data, if computing is scarce.
+
+        Returns:
+            A value to pass to `federate` as `privacy`.
+
+        Raises:
+            ConfigError: no sampling rate and noise fit the budget.
+
+        >>> import torch
+        >>> clients = [(torch.zeros(300, 20), torch.zeros(300, dtype=torch.int64)) for _ in range(5)]
+        >>> plan = Privacy.plan(torch.nn.Linear(20, 3), clients, epsilon=2, delta=1e-5, max_rounds=20)
+        >>> 0 < plan.sample_rate <= 1, plan.noise_multiplier > 0
+        (True, True)
+        """
+        sizes = [len(labelled(client, f"client {number}")) for number, client in enumerate(_listed(clients))]
+        if not sizes:
+            raise DataError("there are no clients; give at least one")
+        request = PlanRequest(
+            epsilon=epsilon,
+            delta=delta,
+            clients=len(sizes),
+            samples=sum(sizes),
+            max_rounds=max_rounds,
+            accountant=accountant,
+            num_params=num_params(trained(model)),
+            max_epochs=max_epochs,
+        )
+        setting, _ = choose_setting(request, affordable_rounds(request).count)
+        return cls(
+            epsilon=epsilon,
+            delta=delta,
+            sample_rate=setting.sample_rate,
+            noise_multiplier=setting.noise_multiplier,
+            accountant=accountant,
+        )
 
     @property
     def budget(self) -> PrivacyBudget:
@@ -69,6 +133,7 @@ def federate(
     public: Client | None = None,
     method: str | Method = "ali_dpfl",
     policy: str | Policy | None = None,
+    loss: str | Loss = "cross_entropy",
     clip_norm: float = 1.0,
     server: ServerSettings | None = None,
     seed: int | None = None,
@@ -76,24 +141,32 @@ def federate(
     device: str = "cpu",
     **settings: Any,
 ) -> Federation:
-    """A federation of clients on this machine.
+    """Return a federation of clients on this machine; nothing is trained yet.
 
     Args:
-        model: any module that `dpsgd` accepts; it is copied.
+        model: any module that `dpsgd` accepts. It is copied.
         clients: for each client (inputs, classes) as tensors or arrays, or a torch data set.
         privacy: budget, sampling rate and noise of every client.
-        max_rounds: R_s, the most rounds of communication.
-        learning_rate: η₀, the clients' step size at the start; `schedule` says how it falls.
-        test: data that are not private, to evaluate on.
-        public: public data, for methods that look at their loss (adap_dpfl).
+        max_rounds: R_s, the maximum number of communication rounds.
+        learning_rate: η₀, the clients' step size at the start. `schedule` says how it falls.
+        test: data that is not private, to evaluate on.
+        public: public data, for methods that need the loss on it (adap_dpfl).
         method: a name, or an object of your own (see `Method`).
-        policy: how τ is chosen: a name, or an object of your own (see `Policy`); None for the method's usual one.
-        clip_norm: C, to which each record's gradient is clipped, for a method given by name.
+        policy: how τ is chosen: a name, or an object of your own (see `Policy`); None for the method's default.
+        loss: the loss of each record: a name, or a function of outputs and targets.
+        clip_norm: C, the norm to which each record's gradient is clipped, for a method given by name.
         server: momentum, averaging, quorum.
-        seed: for a simulation that can be repeated, NOT private from whoever knows it; None for secure randomness.
-        processes: worker processes; None for one a core.
+        seed: makes the simulation repeatable. NOT private from anyone who knows it. None for secure randomness.
+        processes: worker processes; None for one for each core.
         device: "cpu" or "cuda".
-        settings: further ones of `FederationSettings`, such as schedule="late_decay" or clients_per_round=100.
+        settings: more settings of `FederationSettings`, such as schedule="late_decay" or clients_per_round=100.
+
+    Returns:
+        The federation. Iterate over it for all rounds, or call `step` for one.
+
+    Raises:
+        ConfigError: settings that cannot work.
+        DataError: records that the model cannot be trained on.
 
     >>> import torch
     >>> clients = [(torch.randn(100, 20), torch.randint(2, (100,))) for _ in range(4)]
@@ -110,33 +183,34 @@ def federate(
     if isinstance(method, str):
         method = make_method(method, clip_norm=clip_norm, noise_multiplier=privacy.noise_multiplier)
     if policy is None:
-        policy = DEFAULT_POLICIES.get(method.name, "ratio")
+        policy = getattr(method, "default_policy", "ratio")
     if isinstance(policy, str):
         policy = make_policy(policy, **({"local_steps": 1} if policy == "fixed" else {}))
     if any(evaluated is client for evaluated in (test, public) for client in clients if evaluated is not None):
-        raise ConfigError("test or public is one of the clients, whose records are private: pass other data, or none")
+        raise ConfigError("test or public is one of the clients, which are private: pass other data, or none")
     if method.needs_public_loss and public is None:
-        raise ConfigError(f"{method.name} looks at the loss on public data: pass public=(inputs, classes)")
+        raise ConfigError(f"{method.name} needs the loss on public data: pass public=(inputs, classes)")
     data = _data(clients, test, public)
-    federation = Federation.simulated(
+    federation = simulate(
         model=model,
         data=data,
         method=method,
         policy=policy,
-        ledger=ledger_for(method, privacy.budget, privacy.sample_rate, privacy.noise_multiplier, privacy.accountant),
+        ledger=make_ledger(method, privacy.budget, privacy.sample_rate, privacy.noise_multiplier, privacy.accountant),
         settings=_settings(privacy, max_rounds, learning_rate, seed, settings),
         server_settings=server,
         seed=seed,
         processes=processes,
         device=device,
         noise=privacy.noise,
+        loss=LOSSES[loss] if isinstance(loss, str) else loss,
     )
     if (weakness := privacy.budget.weakness(min(len(rows) for rows in data.clients))) is not None:
         warnings.warn(weakness, stacklevel=2)
     if gives_probabilities(model, data):
         warnings.warn(
-            "the model ends in a softmax, and the loss (cross-entropy) applies its own to what it gives: training is "
-            "slow; leave that layer out, and return one raw score (logit) a class",
+            "the model ends in a softmax, and the loss (cross-entropy) applies another: training is slow; leave that "
+            "layer out, and return one raw score (logit) for each class",
             stacklevel=2,
         )
     federation.check_time_limit()
@@ -147,25 +221,27 @@ def _check_kinds(model: object, privacy: object) -> None:
     if not isinstance(privacy, Privacy):
         raise ConfigError(f"privacy is a {type(privacy).__name__}: pass alidpfl.Privacy(epsilon=2, delta=1e-5, ...)")
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model={model!r} is no torch.nn.Module; a class must be called first: nn.Linear(20, 2)")
+        raise ConfigError(f"model={model!r} is not a torch.nn.Module; call a class first: nn.Linear(20, 2)")
 
 
 def _listed(clients: Iterable[Client]) -> list[Client]:
-    """Clients have numbers, not names: accounts, records and errors call them by their place in the list."""
+    """Return the clients as a list: ledger, records and errors name them by their place in it."""
     if isinstance(clients, Mapping):
         raise ConfigError(
-            f"clients is a {type(clients).__name__}, and clients go by number: pass list(clients.values())"
+            f"clients is a {type(clients).__name__}, and clients have numbers, not names: pass list(clients.values())"
         )
     listed = list(clients)
     if listed and isinstance(listed[0], Tensor | np.ndarray):
-        raise ConfigError("clients is one pair of inputs and classes: pass a list, [(inputs, classes), ...]")
+        raise ConfigError("clients is one pair of inputs and classes: pass a list of pairs, [(inputs, classes), ...]")
     return listed
 
 
 def _settings(
     privacy: Privacy, max_rounds: int, learning_rate: float, seed: int | None, settings: dict[str, Any]
 ) -> FederationSettings:
-    drawn = seed if seed is not None else int(torch.randint(2**62, (1,)))  # cohorts: no privacy hangs on them
+    drawn = (
+        seed if seed is not None else int(torch.randint(2**62, (1,)))
+    )  # draws cohorts only: privacy does not depend on it
     if drawn < 0:
         raise ConfigError(f"seed={seed} must not be negative")
     known = dict.fromkeys([*inspect.signature(federate).parameters, *(f.name for f in fields(FederationSettings))])
@@ -183,7 +259,7 @@ def _settings(
 
 
 def _data(clients: Sequence[Client], test: Client | None, public: Client | None) -> SimulationData:
-    """All records in one pair of tensors. Without test data a client stands in for their shape only."""
+    """Put all records into one pair of tensors. Without test data, a client gives the shape."""
     if not clients:
         raise DataError("there are no clients; give at least one")
     dataset = from_clients(clients, test=test if test is not None else clients[0])

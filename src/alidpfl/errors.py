@@ -1,21 +1,21 @@
-"""Every error that alidpfl raises on purpose.
+"""The errors that alidpfl raises on purpose.
 
-A message says what is wrong, with which value, and what to do about it. The command line turns these errors into one
-line on standard error and exit status 2; anything else is a bug of ours.
+A message names what is wrong, the value, and the remedy. The command line prints it as one line on standard error and
+exits with status 2. Any other exception is a bug in alidpfl.
 """
 
-_LONGEST_TEXT = 2000
+_MAX_LENGTH = 2000
 
 
 class AliDpflError(Exception):
-    """Base of all errors that a user can cause and mend. Its text is one line, whatever a damaged file put into it."""
+    """Base class of all errors that a user can cause and fix. Its text is always one printable line."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
 
 
-def printable(text: str, longest: int = _LONGEST_TEXT) -> str:
-    r"""One line without control characters, of bounded length.
+def printable(text: str, longest: int = _MAX_LENGTH) -> str:
+    r"""Return `text` as one line of at most `longest` characters, with "?" for control characters.
 
     >>> printable("a\x1b[2J\nb")
     'a?[2J?b'
@@ -24,11 +24,11 @@ def printable(text: str, longest: int = _LONGEST_TEXT) -> str:
 
 
 class ConfigError(AliDpflError, ValueError):
-    """A parameter is outside its valid range, or parameters contradict one another."""
+    """A parameter is outside its valid range, or parameters contradict each other."""
 
 
 class BudgetExceededError(AliDpflError):
-    """The privacy budget does not pay for what was asked; nothing was spent."""
+    """The privacy budget is too small for the request. Nothing was spent."""
 
 
 class UnsupportedModelError(AliDpflError):
@@ -36,8 +36,8 @@ class UnsupportedModelError(AliDpflError):
 
 
 class DataError(AliDpflError):
-    """Data do not have the form that the model or the loader needs. The message never quotes a data value."""
+    """The data do not have the form that the model or the loader needs. The message never quotes a data value."""
 
 
 class NodesMissingError(AliDpflError):
-    """Too few nodes of a deployment are there or answer; the run can go on once they do."""
+    """Too few nodes of a deployment are online or answer. The run can be resumed once they do."""

@@ -1,4 +1,4 @@
-"""The values that travel between server, clients, policies and records. Hardly any behaviour, no torch at import."""
+"""Values that pass between server, clients, policies and records. Never imports torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,70 +9,69 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OnProgress: TypeAlias = Callable[[str, float], None]
-"""Told what is being done, and the share of it that is done."""
+"""Called with the name of a step, and the share of it that is done."""
 
 OnShare: TypeAlias = Callable[[float], None]
-"""Told the share that is done, by work that has one name only."""
+"""Called with the share of the work that is done."""
 
 
-def tell_nobody(_: object) -> None:
-    """For who is not to be told."""
+def ignore_progress(_: object) -> None:
+    """No-op progress callback."""
 
 
 ClientId: TypeAlias = int
 """Number of a client, from 0."""
 
 Release: TypeAlias = Literal["step", "update"]
-"""What the noise goes on: every local step (DP-SGD), or the whole update of a round, once."""
+"""What the noise is added to: every local step (DP-SGD), or the whole update of a round."""
 
 NoiseKind: TypeAlias = Literal["gaussian", "grid"]
-"""Floating-point Gaussian noise, or whole numbers on a grid: exact, and slower (docs/explanation/floating-point.md)."""
-
+"""Floating-point Gaussian noise, or whole numbers on a grid: exact, but slower (docs/explanation/floating-point.md)."""
 AccountantName: TypeAlias = Literal["pld", "rdp", "rdp-paper"]
-"""Who computes ε; `pld` is the tightest."""
+"""Accountants that a vault offers; `pld` is the tightest."""
 
 AccountingKind: TypeAlias = Literal["planned", "filter"]
-"""Of a vault: every step is charged at the terms' q and σ, or at its own by a Rényi filter."""
+"""How a vault charges a step: at the q and σ of its terms, or at the step's own by a Rényi filter."""
 
 OnExcess: TypeAlias = Literal["cut", "refuse"]
-"""Of a vault: what becomes of more steps than its policy allows."""
+"""What a vault does with more steps than its policy allows."""
 
 VaultModel: TypeAlias = Literal["cnn", "compact_cnn", "linear", "mlp"]
-"""What a vault builds by itself and trains."""
+"""Models that a vault can build and train."""
 
 UNACCOUNTED_SIGNALS = "unaccounted-signals"
-"""In `unsafe`: un-noised signals may be looked at, which no ε covers."""
+"""Value of `unsafe` that admits un-noised signals, which no ε covers."""
 
 Signal: TypeAlias = Literal["secants", "gradient_norm", "raw"]
-"""What a client reports beside its weights. All but "raw" are post-processing of noised gradients."""
+"""What a client reports besides its weights. All but "raw" are post-processing of noised gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientPlan:
-    """What one client is to do in one round. Public: it depends on settings and on noised quantities only."""
+    """What one client does in one round. Public: it depends only on settings and on noised quantities."""
 
     client: ClientId
     round: int
-    """k, from 0."""
+    """Number of the round, from 0."""
     sample_rate: float
     noise_multiplier: float
     clip_norm: float
     learning_rates: tuple[float, ...]
-    """η of each local step: their number is τ."""
+    """η of each local step. Their number is τ."""
     release: Release = "step"
     signals: frozenset[Signal] = frozenset()
 
     @property
     def steps(self) -> int:
-        """τ, the local steps."""
+        """τ, the number of local steps."""
         return len(self.learning_rates)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecantSums:
-    """Sums over pairs of noised gradients g̃, g̃' at weights w, w': what an estimate of the curvature needs.
+    """Sums over pairs of noised gradients g̃, g̃' at weights w, w', from which the curvature is estimated.
 
-    All four are computed from noised gradients and public settings: post-processing, free of charge.
+    All four are post-processing of noised gradients and public settings, so they cost no privacy.
     """
 
     product: float
@@ -80,14 +79,14 @@ class SecantSums:
     displacement: float
     """Σ ‖w' − w‖²."""
     noise: float
-    """What noise and sampling alone contribute to `product` on average."""
+    """What noise and sampling contribute to `product` on average."""
     noise_variance: float
-    """Variance of what the added noise contributes; sampling has some of its own."""
+    """Variance of what the added noise contributes to `product`. Sampling adds some more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawSignals:
-    """Un-noised signals that the paper's rule asks for. NOT private: only with unsafe=["unaccounted-signals"]."""
+    """Un-noised signals of the paper's rule. NOT private: only with unsafe=["unaccounted-signals"]."""
 
     curvature: float
     """‖∇F_i(w_i) − ∇F_i(w)‖ / ‖w_i − w‖."""
@@ -99,22 +98,22 @@ class RawSignals:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientUpdate:
-    """What one client sends back: the trained weights and signals that (ε, δ) covers."""
+    """What one client sends back: the trained weights, and signals that (ε, δ) covers."""
 
     client: ClientId
     params: "Tensor" = field(repr=False)
     """(num_params,) float32: the weights after the local steps."""
     secants: SecantSums | None = None
-    """From consecutive noised gradients of this round; None after a single step."""
+    """Secants of consecutive noised gradients of this round; None after a single step."""
     gradient_norm: float | None = None
     """De-biased mean norm of the noised gradients of this round: Adap DP-FL's signal."""
     raw: RawSignals | None = None
     steps: int | None = None
-    """Local steps that were run, where the client's own policy cut its plan; None: all of them."""
+    """Local steps that were run, if the client's own policy cut its plan; None: all of them."""
 
 
 class StopReason(StrEnum):
-    """Why a run ended. It always ends before the limit would be crossed."""
+    """Why a run ended. A run always ends before it crosses a limit."""
 
     MAX_ROUNDS = "max_rounds"
     BUDGET = "privacy_budget"
@@ -125,59 +124,59 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """What is known after a round: one line of `metrics.jsonl`. No clock, so that a rerun writes the same bytes."""
+    """The facts of one round: one line of `metrics.jsonl`. Without times, so that a rerun writes the same bytes."""
 
     round: int
-    """k, from 0: so in every record, JSON and program. What a person reads counts from 1: `number`."""
+    """Number of the round, from 0, as in every file. People read `number`, which counts from 1."""
     local_steps: int
-    """τ of this round, before any client's own budget cut it."""
+    """τ of this round, before a client's own budget cut it."""
     steps: int
-    """Local steps so far of the client who ran most."""
+    """Local steps so far of the client that ran most."""
     why: str
-    """The policy's reason for τ, in a few words."""
+    """The policy's reason for τ."""
     learning_rate: float
     """η of the round's first step."""
     clip_norm: float
-    """C, the mean over the round's clients."""
+    """C, averaged over the round's clients."""
     noise_multiplier: float
-    """σ of the round's steps, as its first client has it: the noise's standard deviation over the clip norm."""
+    """σ of the round's first client: standard deviation of the noise divided by the clip norm."""
     epsilon: float
     """Largest ε spent by any client so far."""
     client_epsilon: Mapping[ClientId, float]
-    """ε spent so far by each client of this round; a client that sat out keeps its last value."""
+    """ε spent so far by each client of this round. A client that sat out keeps its last value."""
     covers_everything: bool
-    """False where un-noised signals were used: ε then does not cover the run."""
+    """False if un-noised signals were used. Then ε does not cover the run."""
     dropped: tuple[ClientId, ...] = ()
-    """Clients that were charged but whose update never came, or came too late."""
+    """Clients that were charged but sent no update in time."""
     cut: Mapping[ClientId, int] = field(default_factory=dict)
-    """Clients whose own policy cut their plan, and the steps that they ran."""
+    """Clients that cut their plan by their own policy, and the steps that they ran."""
     rejected: Mapping[ClientId, str] = field(default_factory=dict)
-    """Updates that the server refused, with the reason."""
+    """Updates that the server rejected, with the reason."""
     aggregated: bool = True
-    """False where too few updates came: the model stayed as it was."""
+    """False if too few updates came, so that the model stayed as it was."""
     bytes: int = 0
-    """Traffic so far, both directions."""
+    """Traffic so far in both directions."""
     curvature: float | None = None
-    """Curvature μ of the loss, as the policy saw it; None where it used none."""
+    """Curvature μ of the loss that the policy used, if any."""
     heterogeneity: float | None = None
-    """Heterogeneity Γ, as the policy saw it; None where it used none."""
+    """Heterogeneity Γ that the policy used, if any."""
     accuracy: float | None = None
-    """% of the test set, where it was evaluated."""
+    """Accuracy on the test set in percent, if it was evaluated."""
     loss: float | None = None
-    """Mean loss on the test set, where it was evaluated."""
+    """Mean loss on the test set, if it was evaluated."""
 
     @property
     def number(self) -> int:
-        """Of the round, from 1, for tables, curves and messages."""
+        """Number of the round from 1, for tables, curves and messages."""
         return self.round + 1
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `json.dumps`."""
+        """Return plain values for `json.dumps`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RoundRecord":
-        """Back from what `to_json` wrote and JSON stored (whose keys are strings)."""
+        """Rebuild a record from JSON, where keys are strings."""
         restored = dict(values)
         restored["client_epsilon"] = {int(k): v for k, v in values["client_epsilon"].items()}
         restored["rejected"] = {int(k): v for k, v in values["rejected"].items()}

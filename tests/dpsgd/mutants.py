@@ -6,7 +6,7 @@ SAMPLER, GRID, ONE_BY_ONE, FILLING = (
 SAMPLER_TESTS, GRID_TESTS, FILLING_TESTS = (
     f"tests/dpsgd/test_{name}.py" for name in ("rounded_gaussian", "grid", "filling")
 )
-RUN_TESTS, CUSTODY_TESTS = "tests/runs/test_grid_noise.py", "tests/vault/test_custody.py"
+RUN_TESTS, CUSTODY_TESTS = "tests/runs/test_grid_noise.py", "tests/vault/test_rounds.py"
 
 GRID_MUTANTS = (
     (

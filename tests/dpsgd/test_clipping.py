@@ -13,7 +13,7 @@ from alidpfl.dpsgd import PerSampleClipper, native
 from alidpfl.dpsgd.clipping import SAFETY
 from alidpfl.dpsgd.gradient_forms import Bilinear, Storage, clip_factors
 from alidpfl.dpsgd.layers import linear_gradients
-from alidpfl.dpsgd.padding import filled_size
+from alidpfl.dpsgd.padding import padded_size
 from alidpfl.dpsgd.recording import find_units
 from alidpfl.models import make_model
 
@@ -387,8 +387,8 @@ def test_gradient_memory_is_bounded_whatever_the_batch():
 
 
 def test_a_fallback_module_shrinks_the_microbatch():
-    """But never below what batches are filled up to: see test_filling.py."""
+    """But never below what batches are pad_rows up to: see test_padding.py."""
     of_a_sample = 4 * (6 * 3 * 3 + 6)
-    for samples, at_once in ((2, filled_size(1)), (70, 64), (1000, 128)):
+    for samples, at_once in ((2, padded_size(1)), (70, 64), (1000, 128)):
         clipper = PerSampleClipper(CASES["conv1d"].model(), max_gradient_bytes=samples * of_a_sample)
         assert clipper._microbatch_size == at_once

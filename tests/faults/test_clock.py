@@ -9,8 +9,8 @@ import pytest
 
 import alidpfl
 from alidpfl.runs import execute
+from alidpfl.vault.folder import status
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError
-from alidpfl.vault.status import status
 from tests.runs.command import config
 from tests.vault.parts import CountingTrainer, body, made_vault, opened
 

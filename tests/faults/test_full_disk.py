@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from reproduction.grid import cells, load_grid
-from reproduction.results import Results
 
 from alidpfl.errors import DataError
 from alidpfl.runs import execute, resume
 from alidpfl.vault.folder import LEDGER
 from alidpfl.vault.refusals import RefusalCode, VaultTroubleError
+from reproduction.grid import cells, load_grid
+from reproduction.results import Results
 from tests.reproduction.made import made_result
 from tests.runs.command import alidpfl, config, run_arguments
 from tests.vault.parts import CountingTrainer, body, made_records, made_vault, opened, spent

@@ -1,11 +1,11 @@
 """A disk that is read-only: what reads goes on reading, what writes says so in one line and changes nothing."""
 
 import pytest
-from reproduction.grid import cells, load_grid
-from reproduction.results import Results
 
 from alidpfl.runs import execute
 from alidpfl.vault.folder import VaultFolder
+from reproduction.grid import cells, load_grid
+from reproduction.results import Results
 from tests.reproduction.made import made_result
 from tests.runs.command import alidpfl, config, run_arguments
 from tests.vault.parts import CountingTrainer, body, made_vault, not_served, opened

@@ -3,11 +3,11 @@
 import os
 
 import pytest
-from reproduction.grid import cells, load_grid
-from reproduction.results import Results
 
 from alidpfl.errors import ConfigError
 from alidpfl.store.lock import exclusive_lock, lock_holder
+from reproduction.grid import cells, load_grid
+from reproduction.results import Results
 from tests.reproduction.made import made_result
 
 PROCESSES, EACH = 3, 8

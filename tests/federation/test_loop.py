@@ -45,7 +45,7 @@ def test_every_method_with_every_policy_stays_within_both_budgets(method, policy
     assert 1 <= len(records) <= 8
     assert training.stop_reason in (StopReason.MAX_ROUNDS, StopReason.BUDGET)
     budget = 8.0 if options else 2.0
-    assert all(value <= budget for value in training.epsilons().values())
+    assert all(value <= budget for value in training.epsilons.values())
     assert all(record.epsilon <= budget for record in records)
     assert set(records[-1].client_epsilon) == set(range(len(SIZES)))
     assert records[-1].accuracy is not None
@@ -68,7 +68,7 @@ def test_a_restored_run_ends_as_an_uninterrupted_one(method, policy, options):
     told += [record.to_json() for record in second]
     assert told == expected
     assert torch.equal(second.params, whole.params)
-    assert second.epsilons() == whole.epsilons()
+    assert second.epsilons == whole.epsilons
     assert second.stop_reason == whole.stop_reason
 
 
@@ -118,7 +118,7 @@ def test_records_count_what_was_forfeited():
     for _ in range(3):
         training.forfeit_round()
     record = training.step()
-    assert record.epsilon >= max(training.epsilons().values())
+    assert record.epsilon >= max(training.epsilons.values())
 
 
 def test_a_method_that_asks_for_raw_signals_must_be_admitted_too():

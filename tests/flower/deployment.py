@@ -13,7 +13,7 @@ from alidpfl.flower.demo.loopback import Loopback, tail
 from alidpfl.store import RunDirectory
 from alidpfl.vault.enrolment import SplitSource, enrol
 from alidpfl.vault.policy import make_policy
-from alidpfl.vault.status import status
+from alidpfl.vault.folder import status
 
 from .fakes import CLIENTS, config
 

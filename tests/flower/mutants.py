@@ -1,6 +1,6 @@
 """Bugs of the way over nodes that would let a liar in, charge twice or wait for ever; `tests/mutants.py` runs them."""
 
-NODES, APPS = "tests/flower/test_run_over_nodes.py", "tests/flower/test_flower_apps.py"
+NODES, APPS = "tests/flower/test_run.py", "tests/flower/test_apps.py"
 ENGINES = "src/alidpfl/engines"
 
 FLOWER_MUTANTS = (
@@ -100,28 +100,28 @@ FLOWER_MUTANTS = (
         "src/alidpfl/federation/planning.py",
         "rates = rates[: self._settings.client_limits.get(client)]",
         "pass",
-        "tests/flower/test_run_over_nodes.py",
+        "tests/flower/test_run.py",
     ),
     (
         "flower: the first of those with one vault is believed",
         "src/alidpfl/flower/nodes.py",
         "if len(having[node.info.vault]) == 1]",
         "if having[node.info.vault][0] == node.node]",
-        "tests/flower/test_run_over_nodes.py",
+        "tests/flower/test_run.py",
     ),
     (
         "flower: an answer that cannot be opened ends the run",
         "src/alidpfl/flower/server.py",
         "except httpx.HTTPError:  # the SuperLink's, not the node's",
         "except Exception:",
-        "tests/flower/test_flower_apps.py",
+        "tests/flower/test_apps.py",
     ),
     (
         "flower: the name of a message can be guessed",
         "src/alidpfl/flower/messages.py",
         "secrets.token_bytes(16)",
         "bytes(16)",
-        "tests/flower/test_flower_apps.py",
+        "tests/flower/test_apps.py",
     ),
     (
         "flower: a quorum of one, above its cap",

@@ -13,7 +13,7 @@ from tests.documents import fences
 from .deployment import app_folder, finished, start_clients
 from .fakes import CLIENTS, config
 
-DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
+DEPLOY = Path(__file__).parents[2] / "docs" / "how-to" / "deploy.md"
 INSIDE, OUTSIDE, KEYS = "127.0.0.1:8444", "listen 8443", "/etc/alidpfl"
 SETTINGS = config(federation__max_rounds=2)
 

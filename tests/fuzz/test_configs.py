@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from alidpfl.config.schema import Config
 from alidpfl.errors import ConfigError
 from alidpfl.runs import execute, load_config
-from alidpfl.store.toml_writer import to_toml
+from alidpfl.store.files import to_toml
 from tests.runs.command import config, overrides
 
 from .damage import damaged

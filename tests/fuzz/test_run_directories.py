@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from alidpfl.errors import AliDpflError
 from alidpfl.runs import execute
-from alidpfl.store.toml_writer import to_toml
+from alidpfl.store.files import to_toml
 from tests.runs.command import config
 
 from .damage import damaged, edited

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alidpfl.errors import AliDpflError
-from alidpfl.store.toml_writer import to_toml
+from alidpfl.store.files import to_toml
 from alidpfl.vault.folder import HEAD, LEDGER, LOCK, POLICY, REFUSALS, VaultFolder
 from alidpfl.vault.messages import decode_answer
 from alidpfl.vault.refusals import VaultRefusedError

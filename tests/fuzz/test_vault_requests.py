@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alidpfl.vault.folder import SOCKET
+from alidpfl.vault.folder import SOCKET, status
 from alidpfl.vault.messages import decode_answer
 from alidpfl.vault.refusals import VaultBusyError
-from alidpfl.vault.status import status
 from tests.vault.parts import body, made_vault, request, served, weights
 
 from .damage import damaged, edited

@@ -10,6 +10,8 @@ from functools import cache
 
 import numpy as np
 import pytest
+
+from alidpfl.policies import Bound, Problem, bound_a, bound_b
 from reproduction.experiments.convex import (
     Clients,
     Kinked,
@@ -20,8 +22,6 @@ from reproduction.experiments.convex import (
     random_case,
     simulate,
 )
-
-from alidpfl.policies import Bound, Problem, bound_a, bound_b
 
 BOUNDS = {"A": bound_a, "B": bound_b}
 

@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from alidpfl.policies import lemma2_optimum, make_policy, noise_power
+from alidpfl.policies import make_policy, noise_power, paper_bound
 from tests.policies.conftest import BASE
 
 
 def tau(mu, gamma, batch, steps, tail=1.0):
     power = noise_power(1.1, 1.0, 582026, batch)
-    return lemma2_optimum(
+    bound = paper_bound(
         curvature=mu, heterogeneity=gamma, clip_norm=1.0, noise_power=power, total_steps=steps, tail=tail
     )
+    return bound.best_at_fixed_rounds
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from reproduction.experiments.convex import random_case, weights
 from scipy.optimize import minimize_scalar
 
-from alidpfl.policies import bound_a, bound_b, lemma2_optimum, noise_power, paper_bound
+from alidpfl.policies import bound_a, bound_b, noise_power, paper_bound
+from reproduction.experiments.convex import random_case, weights
 from tests.policies.test_theory import PROBLEM
 
 MNIST = {"curvature": 3.7, "clip_norm": 1.0, "noise_power": noise_power(1.1, 1.0, 582026, 12)}
@@ -43,9 +43,9 @@ def test_the_paper_s_optimum_depends_on_the_unit_of_the_loss(unit):
     given = {"curvature": 0.5, "heterogeneity": 1.0, "clip_norm": 1.0, "noise_power": 3.0, "total_steps": 200}
     powers = {"curvature": 1, "heterogeneity": 1, "clip_norm": 1, "noise_power": 2, "total_steps": 0}
     changed = {name: value * unit ** powers[name] for name, value in given.items()}
-    assert lemma2_optimum(**given) == pytest.approx(5.36, abs=0.005)
+    assert paper_bound(**given).best_at_fixed_rounds == pytest.approx(5.36, abs=0.005)
     # 4/μ² alone is to blame: all else in e and a goes with c²
-    assert lemma2_optimum(**changed) == pytest.approx({0.1: 141.3, 10.0: 5.17}[unit], rel=1e-3)
+    assert paper_bound(**changed).best_at_fixed_rounds == pytest.approx({0.1: 141.3, 10.0: 5.17}[unit], rel=1e-3)
 
 
 @pytest.mark.parametrize("unit", [0.1, 10.0])
@@ -78,8 +78,9 @@ def test_with_t_equal_to_k_tau_heterogeneity_drops_out():
 
     assert true_minimiser(0) == pytest.approx(1.2247, abs=2e-3)  # sqrt(1.5), since V leads
     assert true_minimiser(10) == pytest.approx(true_minimiser(0), rel=1e-4)
-    assert lemma2_optimum(**MNIST, heterogeneity=0, total_steps=316) == pytest.approx(1.22, abs=0.005)
-    assert lemma2_optimum(**MNIST, heterogeneity=10, total_steps=316) == pytest.approx(1.97, abs=0.005)
+    for heterogeneity, expected in ((0, 1.22), (10, 1.97)):
+        printed = paper_bound(**MNIST, heterogeneity=heterogeneity, total_steps=316)
+        assert printed.best_at_fixed_rounds == pytest.approx(expected, abs=0.005)
 
 
 def cases():

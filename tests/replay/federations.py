@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from alidpfl.errors import AliDpflError
-from alidpfl.federation.federation import Federation, ledger_for
+from alidpfl.federation.federation import Federation, make_ledger
 from alidpfl.federation.settings import FederationSettings
 from alidpfl.methods import METHODS, Method, make_method
 from alidpfl.models import ModelName, make_model
 from alidpfl.policies import POLICIES, make_policy
 from alidpfl.privacy import PrivacyBudget
+from alidpfl.simulation import simulate
 from alidpfl.simulation.runner import SimulationData
 from alidpfl.types import NoiseKind
 
@@ -82,12 +83,12 @@ def federation(setting: Setting, data: SimulationData, *, noise: NoiseKind = "ga
     """Three rounds of three clients, or with `changes` to the settings."""
     method, is_fixed = setting.built(), setting.policy == "fixed"
     shape = VECTOR if setting.model == "scatter_linear" else IMAGE
-    return Federation.simulated(
+    return simulate(
         model=make_model(setting.model, shape, CLASSES, hidden=8, seed=1),
         data=data,
         method=method,
         policy=make_policy(setting.policy, **({"local_steps": 2} if is_fixed else {})),
-        ledger=ledger_for(method, PrivacyBudget(epsilon=40.0, delta=1e-3), SAMPLE_RATE, NOISE, "rdp"),
+        ledger=make_ledger(method, PrivacyBudget(epsilon=40.0, delta=1e-3), SAMPLE_RATE, NOISE, "rdp"),
         settings=FederationSettings(
             sample_rate=SAMPLE_RATE,
             learning_rate=0.02,
@@ -166,7 +167,7 @@ def _everything_logged() -> Iterator[list[str]]:
 
 def _state(federation: Federation) -> tuple[object, ...]:
     """What a checkpoint holds, but for the clock."""
-    tensors, values = federation.training.state()
+    tensors, values = federation.state()
     progress = {key: value for key, value in values["progress"].items() if key not in ("seconds", "slowest_round")}
     plain = json.dumps({**values, "progress": progress}, sort_keys=True)
     return plain, {name: (values.dtype, values.numpy().tobytes()) for name, values in tensors.items()}

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from alidpfl import RunDirectory
+from tests.features.filter_files import GARMENTS, LEAVES
 from tests.runs.command import alidpfl
 
 from .coupling import Neighbour, Watch
@@ -39,7 +40,7 @@ CASES = [
 
 
 OF_FEATURES = {
-    "learned": {"model.learned": '["leaves", "garments"]'},
+    "learned": {"model.learned": json.dumps([LEAVES, GARMENTS])},
     "upright": {"model.upright": "true"},
     "positions": {"model.positions": 2},
     "grid": {"privacy.noise": '"grid"'},

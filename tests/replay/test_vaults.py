@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from alidpfl.vault.folder import status
 from alidpfl.vault.messages import encode
 from alidpfl.vault.policy import ModelSection
 from alidpfl.vault.service import Service
-from alidpfl.vault.status import status
 from tests.vault.parts import NUM_CLASSES, made_vault, opened, request
 
 from .coupling import Neighbour, Watch

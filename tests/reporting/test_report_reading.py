@@ -220,13 +220,13 @@ def test_long_runs_are_drawn(browser, runs, tmp_path):
     assert path.stat().st_size < 6_000_000
     browser.get(path.as_uri())
     assert browser.get_log("browser") == []
-    assert len(browser.find_elements(By.CSS_SELECTOR, '[data-chart="steps"] path.series')) == 2
-    plot = browser.find_element(By.CSS_SELECTOR, '[data-chart="steps"]')
+    assert len(browser.find_elements(By.CSS_SELECTOR, '[data-chart="local_steps"] path.series')) == 2
+    plot = browser.find_element(By.CSS_SELECTOR, '[data-chart="local_steps"]')
     plot.send_keys(Keys.END)
     plot.send_keys(Keys.ARROW_LEFT)
     said = plot.find_element(By.XPATH, "..").find_element(By.CSS_SELECTOR, "[aria-live]").get_attribute("textContent")
     assert said == "one, round: 69,999, local steps τ: 4"  # not 70,000
-    assert "; one of 70 lines, and the last" in path.read_text()
+    assert path.read_text().count("<tr>") < 5000  # of the table
 
 
 def test_it_is_dark_where_the_reader_is(opened):

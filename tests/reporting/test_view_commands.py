@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from alidpfl.cli.show import compare, show
 from alidpfl.errors import AliDpflError
+from alidpfl.reporting.snapshot import NOT_COVERED
 from alidpfl.store import RunDirectory
 from tests.reporting.runs import CONFIG, SUMMARY, make_run
 
@@ -39,9 +40,9 @@ def test_show_of_a_run_that_goes_on_says_how_to_resume(tmp_path):
     path = make_run(tmp_path / "first")
     with (path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"round": 5, "lo')  # being written now
-    assert f"first: interrupted; go on with `alidpfl run --resume {path}`" in run("show", path)
+    assert f"alidpfl run --resume {path}" in run("show", path)
     with RunDirectory.open(path).lock():
-        assert f"first: being written by process {os.getpid()} on " in run("show", path)
+        assert f"process {os.getpid()} on " in run("show", path)
 
 
 def test_show_of_a_run_that_has_hardly_begun(tmp_path):
@@ -57,7 +58,7 @@ def test_one_evaluation_is_no_curve(tmp_path):
 
 def test_show_warns_of_unnoised_signals(tmp_path):
     text = run("show", make_run(tmp_path / "first", covers_everything=False))
-    assert "ε does NOT cover all that was shown: its ε is not a guarantee" in text
+    assert f"first: {NOT_COVERED}" in text
 
 
 def test_rounds_are_counted_from_one_where_people_read_them(tmp_path):
@@ -87,7 +88,7 @@ def test_show_as_json(tmp_path):
 def test_show_draws_a_figure(tmp_path):
     pytest.importorskip("matplotlib")
     path = make_run(tmp_path / "first")
-    assert f"figure written to {tmp_path / 'a.svg'}" in run("show", path, "--plot", tmp_path / "a.svg")
+    assert str(tmp_path / "a.svg") in run("show", path, "--plot", tmp_path / "a.svg")
     assert (tmp_path / "a.svg").stat().st_size > 1000
     json.loads(run("show", path, "--plot", tmp_path / "b.png", "--json"))
     assert (tmp_path / "b.png").stat().st_size > 1000
@@ -104,8 +105,7 @@ def test_compare(tmp_path):
     paths = [make_run(tmp_path / "one", summary=SUMMARY), make_run(tmp_path / "two")]
     text = run("compare", *paths)
     assert "● one\n▲ two\n" in text
-    assert "two: interrupted; go on with" in text
-    assert "one: interrupted" not in text
+    assert [line.split(":")[0] for line in text.splitlines() if "--resume" in line] == ["two"]
     documents = json.loads(run("compare", *paths, "--json"))
     assert [document["finished"] for document in documents] == [True, False]
 
@@ -118,10 +118,10 @@ def test_compare_tells_runs_of_one_name_apart(tmp_path):
 
 @pytest.mark.parametrize("command", ["show", "compare"])
 def test_errors_are_ours(tmp_path, command):
-    with pytest.raises(AliDpflError, match="is not a run directory"):
+    with pytest.raises(AliDpflError, match=tmp_path.name):
         run(command, tmp_path)
     path = make_run(tmp_path / "first")
-    with pytest.raises(AliDpflError, match=r"must be \.png or \.svg"):
+    with pytest.raises(AliDpflError, match=r"a\.gif"):
         run(command, path, "--plot", tmp_path / "a.gif")
 
 

@@ -119,7 +119,7 @@ def test_every_line_of_the_recipes():
 def test_the_recipes_are_those_that_were_run():
     """reproduction/results/recipes.json is written by reproduction/experiments/best.py with its results."""
     told = json.loads(best.RECIPES.read_text())
-    assert told == {name: best.recipe(name).to_dict() for name in best.DATASETS}, (
+    assert told == {name: best.settings(name) for name in best.DATASETS}, (
         "run reproduction/experiments/best.py again"
     )
 

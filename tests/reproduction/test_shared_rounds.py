@@ -56,7 +56,7 @@ def run(config, out, rounds):
         engines.append(Counting(engine))
         return SharedRounds(engines[0], config, rounds)
 
-    execute(config, out, preparation=partial(simulated, around=around))
+    execute(config, out, preparation=partial(simulated, wrap=around))
     return files_of(out), engines[0].trained
 
 

@@ -2,7 +2,7 @@
 
 REACHES, KILLS = "tests/runs/test_what_reaches_clients.py", "tests/runs/test_kill_and_resume.py"
 EXECUTE, CLIENT = "tests/runs/test_execute.py", "tests/federation/test_client.py"
-NODES, CUSTODY = "tests/flower/test_run_over_nodes.py", "tests/vault/test_custody.py"
+NODES, CUSTODY = "tests/flower/test_run.py", "tests/vault/test_rounds.py"
 RUNS, ENGINES, VAULT = (f"src/alidpfl/{name}" for name in ("runs", "engines", "vault"))
 
 RUN_MUTANTS = (

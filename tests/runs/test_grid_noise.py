@@ -93,7 +93,7 @@ def test_what_the_grid_does_not_cover_is_refused(tmp_path):
             config(privacy__noise="grid", method__name="pe_dpfl", method__options__variant="output"),
             tmp_path / "update",
         )
-    with pytest.raises(ConfigError, match="takes at most"):
+    with pytest.raises(ConfigError, match="noise"):
         execute(config(privacy__noise="grid", privacy__noise_multiplier=1000.0), tmp_path / "coarse")
     options = FlowerOptions(out=str(tmp_path / "nodes"), nodes=1)
     with pytest.raises(ConfigError, match=r"policy\.toml"):

@@ -23,6 +23,7 @@ from alidpfl.runs.auto_plan import planned
 from alidpfl.runs.execute import Listener
 from alidpfl.runs.features import map_for
 from alidpfl.runs.prepare import make_parts, prepare
+from tests.features.filter_files import GARMENTS, LEAVES
 
 SHAPE = (1, 16, 16)
 
@@ -106,7 +107,7 @@ def test_the_account_is_opened_before_any_image_is_read(folder, monkeypatch):
         prepare(config)
 
 
-@pytest.mark.parametrize("learned", [[], ["leaves"], ["garments", "leaves"]])
+@pytest.mark.parametrize("learned", [[], [LEAVES], [GARMENTS, LEAVES]])
 def test_the_model_holds_all_that_a_prediction_needs(folder, tmp_path, learned):
     config = settings(folder, model__learned=learned)
     outcome = execute(config, tmp_path / "run")
@@ -198,7 +199,7 @@ def test_lost_or_exchanged_statistics_are_refused(folder, tmp_path):
         execute(settings(folder), tmp_path / "run", listener=Listener(on_round=_killer(after=1)))
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     (tmp_path / "run" / "statistics.safetensors").unlink()
-    with pytest.raises(DataError, match="a second release of them is not paid for"):
+    with pytest.raises(DataError, match=r"statistics\.safetensors"):
         resume(tmp_path / "run")
     directory = RunDirectory.open(tmp_path / "other")
     true = directory.statistics()
@@ -210,10 +211,10 @@ def test_lost_or_exchanged_statistics_are_refused(folder, tmp_path):
         {**true, "more": true["mean"]},
     ):
         directory.write_statistics(false)
-        with pytest.raises(DataError, match="is not what its checkpoint was written with"):
+        with pytest.raises(DataError, match=r"statistics\.safetensors"):
             resume(tmp_path / "other")
     directory.write_statistics({name: values * math.nan for name, values in true.items()})
-    with pytest.raises(DataError, match="is not what its checkpoint was written with"):
+    with pytest.raises(DataError, match=r"statistics\.safetensors"):
         resume(tmp_path / "other")
 
 
@@ -232,7 +233,7 @@ def test_a_killed_start_with_secure_noise_has_released(folder, tmp_path):
     out.mkdir()
     execute(settings(folder, run__randomness="secure"), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "statistics.safetensors", out)
-    with pytest.raises(DataError, match="count that start's epsilon as spent"):
+    with pytest.raises(DataError, match=r"statistics\.safetensors"):
         execute(settings(folder, run__randomness="secure"), out)
     assert (out / "statistics.safetensors").exists()
 
@@ -249,7 +250,7 @@ def test_statistics_are_in_the_traffic(folder, tmp_path):
 
 def test_a_budget_that_pays_for_nothing_else_is_refused(folder):
     changes = {"method__name": "adap_dpfl", "data__validation": 0.1, "privacy__epsilon": 0.6}
-    with pytest.raises(BudgetExceededError, match="does not pay for one step"):
+    with pytest.raises(BudgetExceededError, match="epsilon"):
         make_parts(settings(folder, privacy__noise_multiplier=10.0, **changes))
 
 
@@ -274,9 +275,9 @@ def test_steps_take_the_closed_form_and_are_the_same_without(folder, tmp_path, m
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"federation__max_rounds": 2}, "set at least 3"),
-        ({"model__name": "linear"}, "model.frequencies is for scatter_linear"),
-        ({"model__name": "linear", "model__frequencies": 6, "model__upright": True}, "model.upright is for"),
+        ({"federation__max_rounds": 2}, "federation.max_rounds=2"),
+        ({"model__name": "linear"}, "model.frequencies"),
+        ({"model__name": "linear", "model__frequencies": 6, "model__upright": True}, "model.upright"),
         ({"model__name": "mlp", "model__frequencies": 6, "privacy__statistics_noise": 9.0}, "privacy.statistics_noise"),
     ],
 )
@@ -321,7 +322,7 @@ def test_inputs_that_are_no_images_are_refused(folder, tmp_path):
         np.savez(
             flat / f"{name}.npz", x=np.random.default_rng(0).normal(size=(9, 5)).astype("float32"), y=np.arange(9) % 3
         )
-    with pytest.raises(ConfigError, match="needs images"):
+    with pytest.raises(ConfigError, match=r"model\.name"):
         prepare(settings(flat))
     for name in ("a", "test"):
         np.savez(flat / f"{name}.npz", x=np.full((9, *SHAPE), math.pi, "float32"), y=np.arange(9) % 3)
@@ -330,7 +331,7 @@ def test_inputs_that_are_no_images_are_refused(folder, tmp_path):
 
 
 def test_nodes_with_vaults_refuse_it(folder):
-    with pytest.raises(ConfigError, match="statistics that vaults do not release"):
+    with pytest.raises(ConfigError, match=r"model\.name"):
         prepare_over_nodes(settings(folder), FlowerOptions(out="x", nodes=3), None, None)
 
 

@@ -37,11 +37,11 @@ def test_a_run_that_has_not_ended_has_none(tmp_path):
     run = RunDirectory.open(tmp_path / "run")
     tensors, metadata = run.read_model()
     run.write_model(tensors, {key: value for key, value in metadata.items() if key != "input_shape"})
-    with pytest.raises(DataError, match="older alidpfl"):
+    with pytest.raises(DataError, match=r"model\.safetensors"):
         load_model(tmp_path / "run")
     run.write_model({"weight": torch.zeros(2, 2)}, metadata)
-    with pytest.raises(DataError, match="does not fit"):
+    with pytest.raises(DataError, match=r"config\.toml"):
         load_model(tmp_path / "run")
     run.model_path.unlink()
-    with pytest.raises(DataError, match="has not ended"):
+    with pytest.raises(DataError, match="--resume"):
         load_model(tmp_path / "run")

@@ -47,7 +47,7 @@ def test_our_own_errors_come_through_as_they_are():
         data = made_data()
         with simulation(processes, data=data) as engine:
             data.clients[1].resize_(0)  # after enrolment, which would refuse it
-            with pytest.raises(DataError, match="client 1 has no records"):
+            with pytest.raises(DataError, match="client 1"):
                 engine.train(zeros(), [plan(0), plan(1)])
 
 
@@ -58,7 +58,7 @@ def test_a_killed_worker_is_an_error_and_not_a_hang(victim):
         plans = [plan(client) for client in range(5)]
         first = engine.train(zeros(), plans)[0].params.clone()
         os.kill(engine._pool._processes[victim].pid, signal.SIGKILL)
-        with pytest.raises(WorkerError, match=r"a worker process died \(exit code -9\).*run\.processes"):
+        with pytest.raises(WorkerError, match=r"-9.*run\.processes"):
             engine.train(zeros(), plans)
         # New workers take over, and nothing of the broken round is taken for an answer.
         assert torch.equal(engine.train(zeros(), [plan(0)])[0].params, first)
@@ -72,7 +72,7 @@ def test_a_worker_killed_at_work_is_an_error_and_not_a_hang():
         victim = engine._pool._processes[0].pid
         killer = multiprocessing.get_context("fork").Process(target=_kill_later, args=(victim,))
         killer.start()
-        with pytest.raises(WorkerError, match="exit code -9"):
+        with pytest.raises(WorkerError, match="-9"):
             engine.train(zeros(), [plan(0, steps=_LONG), plan(1, steps=_LONG)])
         killer.join()
         started = time.monotonic()

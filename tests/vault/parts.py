@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from alidpfl.types import ClientUpdate
 from alidpfl.vault.client import VaultClient
 from alidpfl.vault.enrolment import FileSource, enrol
 from alidpfl.vault.folder import ANSWERS, LEDGER, SOCKET, AnswerStore, VaultFolder
-from alidpfl.vault.messages import NoisedUpdate, RoundRequest, decode_answer, encode
+from alidpfl.vault.messages import RoundRequest, decode_answer, encode
 from alidpfl.vault.policy import make_policy
 from alidpfl.vault.rounds import Vault
 from tests.runs.command import Forked, forked
@@ -95,7 +96,7 @@ class CountingTrainer:
 
     def _train(self, start, plan):
         self.plans.append(plan)
-        return NoisedUpdate(params=start + np.float32(len(self.plans)))
+        return ClientUpdate(client=plan.client, params=start + np.float32(len(self.plans)))
 
     @property
     def steps(self) -> int:

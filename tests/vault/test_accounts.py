@@ -12,10 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from alidpfl.privacy import PrivacyBudget, RdpFilter, SampledGaussian, epsilon, max_steps
 from alidpfl.vault import enrolment
 from alidpfl.vault.accounts import FilterAccount, filter_order, make_account
-from alidpfl.vault.folder import LEDGER
+from alidpfl.vault.folder import LEDGER, status
 from alidpfl.vault.policy import make_policy
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError
-from alidpfl.vault.status import status
 
 from .parts import MOST_STEPS, NOISE, SAMPLE_RATE, CountingTrainer, body, made_vault, opened, policy_values
 

@@ -7,10 +7,10 @@ import pytest
 
 from alidpfl.dpsgd import RandomStream
 from alidpfl.errors import BudgetExceededError, ConfigError, DataError
-from alidpfl.vault.folder import ENROLMENT, POLICY
+from alidpfl.vault.folder import ENROLMENT, POLICY, status
 from alidpfl.vault.messages import decode_answer
 from alidpfl.vault.policy import make_policy
-from alidpfl.vault.status import public_info, status
+from alidpfl.vault.service import public_info
 
 from .parts import (
     NUM_CLASSES,

@@ -12,19 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from alidpfl.types import ClientUpdate
 from alidpfl.vault import chain as chain_module
 from alidpfl.vault import folder as answers_module
-from alidpfl.vault import ledger
-from alidpfl.vault import rounds as custody
-from alidpfl.vault.folder import LEDGER, VaultFolder
-from alidpfl.vault.messages import NoisedUpdate, decode_answer
+from alidpfl.vault import ledger, rounds
+from alidpfl.vault.folder import LEDGER, VaultFolder, status
+from alidpfl.vault.messages import decode_answer
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultUnreachableError
-from alidpfl.vault.status import status
 
 from .parts import MOST_STEPS, body, made_vault, opened, served, spent
 
 STEPS = 2  # of every round here
-EFFECTS = tuple(module.__file__ for module in (answers_module, chain_module, custody, ledger))
+EFFECTS = tuple(module.__file__ for module in (answers_module, chain_module, rounds, ledger))
 """The code that decides, writes and trains: what lies between is pure."""
 
 
@@ -39,7 +38,9 @@ class LoggingTrainer:
 
     def _train(self, start, plan):
         os.write(self._file, b"x" * plan.steps)
-        return NoisedUpdate(params=start + np.frombuffer(os.urandom(4 * len(start)), np.uint32).astype(np.float32))
+        return ClientUpdate(
+            client=plan.client, params=start + np.frombuffer(os.urandom(4 * len(start)), np.uint32).astype(np.float32)
+        )
 
 
 def kill_at(line: int | None) -> dict:

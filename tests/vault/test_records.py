@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from alidpfl.vault.folder import status
 from alidpfl.vault.messages import decode_answer
 from alidpfl.vault.refusals import VaultRefusedError
-from alidpfl.vault.status import public_info, status
+from alidpfl.vault.service import public_info
 
 from .parts import NUM_CLASSES, NUM_FEATURES, NUM_RECORDS, body, made_vault, opened
 

@@ -20,7 +20,7 @@ import uvicorn
 from alidpfl.errors import ConfigError
 from alidpfl.vault import service as service_module
 from alidpfl.vault.client import VaultClient
-from alidpfl.vault.folder import REFUSALS, SOCKET
+from alidpfl.vault.folder import REFUSALS, SOCKET, status
 from alidpfl.vault.messages import decode_answer
 from alidpfl.vault.refusals import (
     BudgetSpentError,
@@ -32,7 +32,6 @@ from alidpfl.vault.refusals import (
     VaultUnreachableError,
 )
 from alidpfl.vault.service import Service, listening
-from alidpfl.vault.status import status
 from tests.runs.command import forked
 
 from .hostile import HostileServer

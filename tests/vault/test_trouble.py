@@ -6,9 +6,8 @@ import resource
 
 import pytest
 
-from alidpfl.vault.folder import ANSWERS, LEDGER, SOCKET
+from alidpfl.vault.folder import ANSWERS, LEDGER, SOCKET, status
 from alidpfl.vault.refusals import RefusalCode, VaultTroubleError
-from alidpfl.vault.status import status
 from tests.runs.command import alidpfl, forked
 
 from .parts import body, connected, made_vault, not_served, opened, served, spent, steps_of

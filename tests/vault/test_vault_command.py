@@ -16,11 +16,10 @@ import torch
 from alidpfl.runs import load_config
 from alidpfl.runs.prepare import prepare
 from alidpfl.vault.enrolment import SplitSource
-from alidpfl.vault.folder import HEAD, LEDGER, POLICY, REFUSALS, SOCKET, VaultFolder
+from alidpfl.vault.folder import HEAD, LEDGER, POLICY, REFUSALS, SOCKET, VaultFolder, status
 from alidpfl.vault.messages import encode
 from alidpfl.vault.policy import check_plan, read_policy
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, refusal
-from alidpfl.vault.status import status
 from tests.runs.command import alidpfl, forked
 
 from .parts import body, made_records, made_vault, not_served, opened, request, served, weights
@@ -108,7 +107,7 @@ def test_what_the_warning_of_a_weak_budget_says_can_be_done(tmp_path, records):
 
 def test_the_program_in_the_documentation_talks_to_a_vault(tmp_path):
     folder = made_vault(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "vault.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "vault.md").read_text(), re.DOTALL)
     where = "/var/lib/alidpfl/hospital-a/vault.sock"
     assert where in code
     program = tmp_path / "talk.py"
@@ -123,7 +122,7 @@ def test_the_program_in_the_documentation_talks_to_a_vault(tmp_path):
 
 def test_the_run_in_the_documentation_fits_its_vault(tmp_path):
     """docs/how-to/deploy.md: the command that enrols and the run.toml beside it, with other paths."""
-    text = (ROOT / "docs" / "deploy.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
     (command,) = re.findall(r"alidpfl (vault init .*?)\n```", text, re.DOTALL)
     (run,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     places = {"/var/lib/alidpfl/patients.npz": made_records(tmp_path / "p.npz")}

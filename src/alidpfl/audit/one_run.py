@@ -15,7 +15,7 @@ from alidpfl.audit.bounds import one_run_epsilon_bound
 from alidpfl.audit.canaries import Canaries, CanaryGradients, make_canaries
 from alidpfl.audit.one_step import check_confidence
 from alidpfl.audit.subject import Subject, stream
-from alidpfl.federation.federation import EngineAround, Federation
+from alidpfl.federation.federation import EngineWrapper, Federation
 from alidpfl.inputs import checks
 from alidpfl.policies import make_policy
 from alidpfl.simulation.engine import Simulation
@@ -167,7 +167,7 @@ class Observer:
         self.scores += products * (size / spread**2)
 
 
-class _Watched(EngineAround):
+class _Watched(EngineWrapper):
     """A simulation whose every release is looked at."""
 
     def __init__(self, engine: Simulation, observer: Observer) -> None:
@@ -212,7 +212,7 @@ def _trained(subject: Subject, records: SimulationData, observer: Observer, seed
     ) as federation:
         for record in federation:
             tell("one run", record.number / settings.max_rounds)
-        return federation.training.progress.round
+        return federation.progress.round
 
 
 def _records(subject: Subject, canaries: Canaries, is_in: Tensor) -> SimulationData:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from alidpfl.dpsgd import RandomStream
+from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import ConfigError
-from alidpfl.federation.federation import ledger_for
+from alidpfl.federation.federation import make_ledger
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
 from alidpfl.methods import Method, Objective
@@ -85,12 +85,12 @@ class Subject:
 
     def objective(self) -> Objective:
         """What the client minimises, in a copy of its own."""
-        return self.method.objective(copy.deepcopy(self.model).train())
+        return self.method.objective(copy.deepcopy(self.model).train(), cross_entropy)
 
     def ledger(self) -> Ledger:
         """Fresh accounts."""
         rate = self.settings.sample_rate
-        return ledger_for(
+        return make_ledger(
             self.method, self.budget, rate, self.noise_multiplier, self.accountant, releases=self.releases
         )
 

@@ -1,4 +1,4 @@
-"""The `alidpfl` command: parse, call, print. Heavy imports wait until a command needs them."""
+"""The `alidpfl` command: its sub-commands, its help, and how errors are shown."""
 
 import errno
 import io
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 import typer.main
-from reproduction.cli import reproduce, tables
 
 from alidpfl._version import __version__
 from alidpfl.cli.account import account
@@ -20,6 +19,7 @@ from alidpfl.cli.doctor import doctor
 from alidpfl.cli.flower import flower_app
 from alidpfl.cli.plan import plan
 from alidpfl.cli.report import report
+from alidpfl.cli.reproduction import add_commands
 from alidpfl.cli.run import run
 from alidpfl.cli.show import compare, show
 from alidpfl.cli.vault import vault_app
@@ -36,10 +36,10 @@ Also: --version, --install-completion and --show-completion (for your shell).
 
 
 class _Commands(typer.core.TyperGroup):
-    """Turns our errors into one line on standard error, and Ctrl-C into the exit status that shells expect."""
+    """Prints our errors as one line on standard error, and turns Ctrl-C into the exit status that shells expect."""
 
     def format_help(self, ctx: "click.Context", formatter: "click.HelpFormatter") -> None:
-        """One screen: the commands by what they are for, a line each."""
+        """Print the commands by purpose, one line each, on one screen."""
         del ctx
         formatter.write("Usage: alidpfl COMMAND [OPTIONS]\n\n")
         formatter.write("Federated learning that is private by proof and frugal by design.\n")
@@ -58,21 +58,21 @@ class _Commands(typer.core.TyperGroup):
             typer.echo("alidpfl: interrupted", err=True)
             raise typer.Exit(_EXIT_INTERRUPTED) from None
         except Exception as error:
-            if (text := _told(error)) is None:  # a bug of ours, whose traceback we want to see
+            if (text := _told(error)) is None:  # a bug of ours: show the traceback
                 raise
             typer.echo(f"alidpfl: {text}", err=True)
             raise typer.Exit(_EXIT_BAD_INPUT) from None
 
 
 def _told(error: Exception) -> str | None:
-    """What a user can do about an error: all of our own, and two that any line of any command may meet."""
+    """Return the text of an error that a user can mend: our own errors, missing memory, and the disk's; else None."""
     if isinstance(error, AliDpflError):
         return str(error)
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is from torch
         return "there is not enough memory for this: make the model, the batches or the number of processes smaller"
-    if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):  # a closed pipe is for click to end
+    if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):  # click handles a closed pipe
         where = f" ({error.filename})" if error.filename else ""
-        return printable(f"{error.strerror}{where}: see to the disk, the path and its permissions")
+        return printable(f"{error.strerror}{where}: check the disk, the path and its permissions")
     return None
 
 
@@ -109,8 +109,7 @@ app.command(rich_help_panel=_TRAIN, short_help="One self-contained page about a 
 app.command(rich_help_panel=_PLAN, short_help="What a budget and a number of rounds are best spent on.")(plan)
 app.command(rich_help_panel=_PLAN, short_help="How many steps a budget pays for, by each accountant.")(account)
 app.command(rich_help_panel=_PROVE, short_help="Try to refute the ε that a configuration claims.")(audit)
-app.command(rich_help_panel=_PROVE, short_help="Run the cells of a table of the paper; stop and go on.")(reproduce)
-app.command(rich_help_panel=_PROVE, short_help="Our figures beside the paper's.")(tables)
+add_commands(app, panel=_PROVE)  # reproduce and tables
 app.add_typer(data_app, name="data", rich_help_panel=_DEPLOY, short_help="Data sets: list, get, show who holds what.")
 app.add_typer(vault_app, name="vault", rich_help_panel=_DEPLOY, short_help="An owner's data, noise and ledger.")
 app.add_typer(flower_app, name="flower", rich_help_panel=_DEPLOY, short_help="Train over nodes with Flower.")
@@ -118,7 +117,7 @@ app.command(rich_help_panel=_DEPLOY, short_help="Check this installation, and sa
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that does something, with the words that call it: for the documents."""
+    """Yield every command with the words that call it, for the documents."""
     top: Any = typer.main.get_command(app) if group is None else group
     for name, command in top.commands.items():
         if hasattr(command, "commands"):
@@ -128,14 +127,14 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 
 
 def help_of(command: Any) -> tuple[str, str]:
-    """What a command says of itself, and its example, in one line."""
+    """Return the help text of a command and its example, each in one line."""
     words, _, example = (command.help or "").partition("Example:\n")
     return " ".join(words.split()), " ".join(example.replace("\\\n", " ").split())
 
 
 def main() -> None:
-    """Entry point of the `alidpfl` command."""
-    for stream in (sys.stdout, sys.stderr):  # ε and table lines must not crash a terminal without Unicode
+    """Run the `alidpfl` command."""
+    for stream in (sys.stdout, sys.stderr):  # ε must not crash a terminal without Unicode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -143,7 +142,7 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()
-    except OSError as error:  # what was printed fits nowhere: the disk behind a pipe or a file is full
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more at its end
+    except OSError as error:  # the output cannot be written: the disk behind a pipe or a file is full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again when it exits
         sys.stderr.write(f"alidpfl: {_told(error) or error.strerror}\n")
         sys.exit(_EXIT_BAD_INPUT)

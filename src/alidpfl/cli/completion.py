@@ -1,51 +1,48 @@
-"""What shells offer after an option or as a name.
+"""What shells offer at a press of Tab. Names come from the registry and the schema, neither of which imports torch.
 
-Written down here, and held to what the program knows by a test: asked for there, every press of Tab would wait for
-torch. Nothing is refused by these: a wrong value gets our own error, with what was meant.
+Completion refuses nothing: a wrong value gets an error from the command, with the nearest name.
 """
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias, get_args
-
-from alidpfl.types import AccountantName, VaultModel
+from typing import Any, TypeAlias, get_args
 
 Completion: TypeAlias = Callable[[str], list[str]]
-
-ACCOUNTANTS: tuple[str, ...] = get_args(AccountantName)
-MODELS: tuple[str, ...] = get_args(VaultModel)
-REAL_DATA = ("mnist", "fashion_mnist", "cifar10")
-DATA = ("strokes", *REAL_DATA, "synthetic", "npz")
-PARTITIONS = ("iid", "dirichlet", "natural")
-GRIDS = ("small", "medium", "large", "heterogeneity", "tuning")
-FORMATS = ("markdown", "latex", "csv")
-SETTINGS = {
-    "data": "name data_dir partition dirichlet_beta clients min_samples validation pixel_range num_classes alpha beta",
-    "model": "name hidden frequencies upright positions learned deviation_clip",
-    "privacy": "epsilon delta accountant sample_rate noise_multiplier max_steps noise statistics_noise unsafe",
-    "method": "name policy local_steps clip_norm learning_rate schedule heterogeneity options policy_options",
-    "federation": "max_rounds clients_per_round time_limit traffic_limit momentum averaging quorum max_client_weight "
-    "weight_exponent dropout_rate straggler_rate",
-    "run": "seed randomness processes device evaluate_every evaluate_on",
-}
+Names: TypeAlias = Iterable[str] | Callable[[], Iterable[str]]
+"""Names, or a function that returns them at a press of Tab."""
 
 
-def one_of(names: Iterable[str]) -> Completion:
-    """One of `names`; where none begins so, shells offer files."""
+def one_of(names: Names) -> Completion:
+    """Return a completion of one name. If no name fits, shells offer files."""
 
     def complete(incomplete: str) -> list[str]:
-        return [name for name in names if name.startswith(incomplete)]
+        return [name for name in (names() if callable(names) else names) if name.startswith(incomplete)]
 
     return complete
 
 
-def several_of(names: Iterable[str]) -> Completion:
-    """A list such as mnist,cifar10: what is there stays, and is not offered again."""
+def several_of(names: Names) -> Completion:
+    """Return a completion of a list such as mnist,cifar10. It keeps the names that are there, and adds another."""
 
     def complete(incomplete: str) -> list[str]:
         *given, last = incomplete.split(",")
-        return [",".join([*given, name]) for name in names if name.startswith(last) and name not in given]
+        return [",".join([*given, name]) for name in one_of(names)(last) if name not in given]
 
     return complete
 
 
-complete_setting = one_of([f"{section}.{key}=" for section, keys in SETTINGS.items() for key in keys.split()])
+def _settings() -> list[str]:
+    from alidpfl.config.load import keys
+
+    return [f"{section}.{key}=" for section, names in keys().items() for key in names]
+
+
+def _partitions() -> list[str]:
+    from alidpfl.config.schema import Config
+
+    section: Any = Config.model_fields["data"].annotation
+    literal, _none = get_args(section.model_fields["partition"].annotation)
+    return list(get_args(literal))
+
+
+complete_setting = one_of(_settings)
+complete_partition = one_of(_partitions)

@@ -1,7 +1,8 @@
-"""`alidpfl data`: what data there are, how to get them, and who holds what. Parse, call, print."""
+"""The commands `data list`, `data get` and `data show`."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from alidpfl.cli.completion import DATA, REAL_DATA, one_of
+from alidpfl.cli.completion import one_of
 from alidpfl.cli.progress import progress_bar
+from alidpfl.data.sources import SOURCES
+from alidpfl.registry import DATASETS
 from alidpfl.types import OnProgress
 
 if TYPE_CHECKING:
@@ -23,18 +26,21 @@ if TYPE_CHECKING:
 
 data_app = typer.Typer(
     no_args_is_help=True,
-    help="What data there are, how to get them, and who holds what.\n\nExample:\n  alidpfl data show strokes",
+    help="List and download data sets, and show how records are split among clients.\n\n"
+    "Example:\n  alidpfl data show strokes",
 )
 
-DataDir = Annotated[Path | None, typer.Option(help="Searched instead of $ALIDPFL_DATA_DIR and the user's cache.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder to search instead of $ALIDPFL_DATA_DIR and the user's cache.")
+]
 
-_MOST_COLUMNS = 40  # clients in the terminal's picture
+_MAX_CLIENTS = 40  # in the tables on the terminal
 _SHADES = " ░▒▓█"
 _CORNER = "class ↓ client →"
 
 
 class PartitionKind(StrEnum):
-    """How samples are shared out."""
+    """How records are split among clients."""
 
     DIRICHLET = "dirichlet"
     IID = "iid"
@@ -45,17 +51,17 @@ class PartitionKind(StrEnum):
 def list_data(
     data_dir: DataDir = None, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """Every data set: where it is, whether it is whole, and how to get it.
+    """List every data set: where it is, whether it is intact, and how to get it.
 
     Example:
       alidpfl data list
     """
     from alidpfl.cli.progress import wide_console
-    from alidpfl.data.inventory import inventory
+    from alidpfl.data.directories import inventory
 
     entries = inventory(data_dir)
     if as_json:
-        typer.echo(json.dumps([entry.to_json() for entry in entries], indent=2))
+        typer.echo(json.dumps([asdict(entry) for entry in entries], indent=2))
         return
     table = Table("name", "kind", "state", "layout", "size", "where, or what to do", title="Data sets")
     for entry in entries:
@@ -67,12 +73,12 @@ def list_data(
 
 @data_app.command()
 def get(
-    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist or cifar10.", autocompletion=one_of(REAL_DATA))],
+    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist or cifar10.", autocompletion=one_of(SOURCES))],
     data_dir: Annotated[
-        Path | None, typer.Option(help="Where to; by default $ALIDPFL_DATA_DIR or the user's cache.")
+        Path | None, typer.Option(help="Folder to write to. Default: $ALIDPFL_DATA_DIR or the user's cache.")
     ] = None,
 ) -> None:
-    """Download a data set from its own site and check it; a broken download goes on where it stopped.
+    """Download a data set from its own site and compare it with its published checksums.
 
     Example:
       alidpfl data get mnist
@@ -87,21 +93,22 @@ def get(
 @data_app.command()
 def show(
     name: Annotated[
-        str, typer.Argument(help="Name of a data set: see `alidpfl data list`.", autocompletion=one_of(DATA))
+        str, typer.Argument(help="Name of a data set; `alidpfl data list` lists them.", autocompletion=one_of(DATASETS))
     ],
     *,
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     partition: Annotated[
-        PartitionKind | None, typer.Option(help="By default natural if given, else dirichlet.")
+        PartitionKind | None,
+        typer.Option(help="Default: natural if the data set has clients of its own, else dirichlet."),
     ] = None,
-    beta: Annotated[float, typer.Option(help="β of Dir(β): smaller is more skewed.")] = 0.5,
-    seed: Annotated[int, typer.Option(help="Seed of the split, and of data that are made.")] = 0,
-    sample_rate: Annotated[float, typer.Option(help="q: warn of clients with q·n below 1.")] = 0.04,
+    beta: Annotated[float, typer.Option(help="β of the Dirichlet split: smaller is more skewed.")] = 0.5,
+    seed: Annotated[int, typer.Option(help="Seed of the split and of generated data.")] = 0,
+    sample_rate: Annotated[float, typer.Option(help="q: warn about clients with q·n below 1.")] = 0.04,
     data_dir: DataDir = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture to this .svg or .png file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the split to this .svg or .png file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    r"""Who holds how many samples of each class.
+    r"""Show how many records of each class each client holds.
 
     Example:
       alidpfl data show strokes --clients 10 --partition dirichlet --beta 0.05 \
@@ -118,19 +125,21 @@ def show(
     small = data.small_clients(parts, sample_rate)
     title = f"{name}: {len(parts)} clients, {_words(kind, beta)}, seed {seed}"
     if plot is not None:
-        from alidpfl.reporting.figures import save_split_figure
+        from alidpfl.reporting.figures import save, split_figure
 
-        save_split_figure(counts, plot, title)
+        save(lambda: split_figure(counts, title), plot)
     if as_json:
         _print_json(dataset, kind=kind, beta=beta, seed=seed, counts=counts, small=small)
     else:
         _print_picture(counts, title)
         if kind is PartitionKind.NATURAL and dataset.client_names:
-            _print_names(dataset.client_names[:_MOST_COLUMNS])
+            _print_names(dataset.client_names[:_MAX_CLIENTS])
     if small:
         _warn_of(small, sample_rate)
     if dataset.test_is_held_out:
-        typer.echo(f"note: without {TEST_FILE} a tenth of each client's samples is held out, and not counted", err=True)
+        typer.echo(
+            f"note: there is no {TEST_FILE}, so a tenth of each client's records is held out and not counted", err=True
+        )
 
 
 def _load(name: str, clients: int, data_dir: Path | None, seed: int, on_progress: OnProgress) -> "Dataset":
@@ -148,8 +157,7 @@ def _parts(dataset: "Dataset", kind: PartitionKind, clients: int, beta: float, s
 
 
 def _words(kind: PartitionKind, beta: float) -> str:
-    words = {"iid": "an even split", "natural": "as they came"}
-    return words.get(kind.value, f"Dir({beta:g})")
+    return {"iid": "even split", "natural": "natural clients"}.get(kind.value, f"Dir({beta:g})")
 
 
 def _print_json(
@@ -177,21 +185,21 @@ def _print_json(
 
 
 def _print_picture(counts: "NDArray[np.int64]", title: str) -> None:
-    """Classes down, clients across, in as many tables as the width needs: number and shade in each cell."""
-    console = Console()  # on a pipe 80 columns or $COLUMNS
-    shown = counts[:_MOST_COLUMNS]
-    console.print(title)  # not as a table's title: that is folded to the table's width
+    """Print tables with a row for each class and a column for each client, as many as the terminal's width needs."""
+    console = Console()  # on a pipe, 80 columns or $COLUMNS
+    shown = counts[:_MAX_CLIENTS]
+    console.print(title)  # a table's own title would be folded to the table's width
     most = max(int(counts.max()), 1)
     cell_width = max(len(str(int(shown.sum(axis=1).max(initial=0)))), len(_cell(most, most))) + 2  # space and line
     fitting = max(1, (console.width - len(_CORNER) - 4) // cell_width)
     for start in range(0, len(shown), fitting):
         console.print(_block(shown[start : start + fitting], start, most))
     if (left := len(counts) - len(shown)) > 0:
-        console.print(f"and {left} clients more: --plot or --json shows all")
+        console.print(f"and {left} more clients: --plot or --json shows all")
 
 
 def _print_names(names: Sequence[str]) -> None:
-    """Folded to the width; a file's name may hold anything, and is text here."""
+    """Print the clients' names. File names can contain anything: print them as plain text."""
     told = (f"{number} = {name if name.isprintable() else repr(name)}" for number, name in enumerate(names))
     Console().print(f"clients: {', '.join(told)}", markup=False, highlight=False)
 
@@ -210,14 +218,14 @@ def _block(counts: "NDArray[np.int64]", first_client: int, most: int) -> Table:
 def _cell(number: int, most: int) -> str:
     if number == 0:
         return "·"
-    shade = _SHADES[-(-number * (len(_SHADES) - 1) // most)]  # rounded up: what is there is seen
+    shade = _SHADES[-(-number * (len(_SHADES) - 1) // most)]  # rounded up: any number above 0 is visible
     return f"{number} {shade}"
 
 
 def _warn_of(small: Sequence[int], sample_rate: float) -> None:
     names = ", ".join(map(str, small[:10])) + (" ..." if len(small) > 10 else "")  # noqa: PLR2004
     typer.echo(
-        f"warning: {len(small)} of the clients ({names}) expect less than one sample a batch at "
+        f"warning: {len(small)} of the clients ({names}) expect less than one record per batch at "
         f"sample_rate={sample_rate:g}: they add mostly noise; raise the sample rate or beta, or take fewer clients",
         err=True,
     )

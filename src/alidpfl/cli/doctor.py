@@ -1,4 +1,4 @@
-"""Is this installation whole? Each check looks at one thing and says what to do about it."""
+"""The command `doctor`: check the installation. Each check looks at one thing and says what to do about it."""
 
 import ctypes
 import importlib.metadata
@@ -21,12 +21,14 @@ from rich.table import Table
 from rich.text import Text
 
 from alidpfl._version import __version__
+from alidpfl.cli.progress import wide_console
 from alidpfl.data.directories import user_cache
 
+_STYLES = {"good": "green", "advice": "yellow", "broken": "bold red"}
 _EXTRAS = {
     "vault": "keeping an owner's records and ledger (`alidpfl vault`)",
     "flower": "deployments (`alidpfl flower`)",
-    "report": "pictures (`--plot`)",
+    "report": "figures (`--plot`)",
     "tensorboard": "`alidpfl run --tensorboard`",
 }
 _IMPORTS = {
@@ -35,28 +37,28 @@ _IMPORTS = {
     "report": "matplotlib.figure",
     "tensorboard": "tensorboard.summary.writer.event_file_writer",
 }
-"""What an extra is for. Being installed is not enough: another package may have replaced what one of them needs."""
+"""Modules of each extra. They must import: another package may have replaced something that they need."""
 _FLOWER_PROGRAMS = ("flwr", "flower-superlink", "flower-supernode")
-_LONGEST_IMPORT = 120.0
+_IMPORT_TIMEOUT = 120.0
 _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _OTHER_MALLOCS = ("jemalloc", "tcmalloc", "mimalloc")
-_LEAST_THRESHOLD = 32 << 20  # of malloc: what workers set
+_LEAST_THRESHOLD = 32 << 20  # malloc's thresholds in workers
 _LEAST_FREE_BYTES = 1 << 30
-_WITHOUT_KERNELS = "without, the same in PyTorch, up to 1.4 times as long"
+_WITHOUT_KERNELS = "without them PyTorch computes the same, in up to 1.4 times the time"
 
 
 class State(StrEnum):
-    """Of one finding."""
+    """The result of a check."""
 
     GOOD = "good"
     ADVICE = "advice"
-    """It works; something could be better."""
+    """It works, but could be better."""
     BROKEN = "broken"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check saw, and what to do."""
+    """What a check found, and what to do about it."""
 
     what: str
     state: State
@@ -64,20 +66,44 @@ class Finding:
     remedy: str = ""
 
 
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable output.")] = False) -> None:
+    """Check the installation, and say what to do about problems.
+
+    Exit status 0: it works, perhaps with advice; 1: something is broken.
+
+    Example:
+      alidpfl doctor
+    """
+    with Console(stderr=True).status("checking the installation"):
+        findings = list(examine())
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        table = Table("what", "state", "finding, and what to do", title="alidpfl doctor")
+        for finding in findings:
+            seen = f"{finding.seen}\n-> {finding.remedy}" if finding.remedy else finding.seen
+            table.add_row(finding.what, Text(finding.state, style=_STYLES[finding.state]), Text(seen))
+        wide_console().print(table)
+    if any(finding.state is State.BROKEN for finding in findings):
+        raise typer.Exit(1)
+
+
 def examine() -> Iterator[Finding]:
-    """Every check in turn; one that fails in a way nobody foresaw is a finding too."""
+    """Run every check. A check that fails unexpectedly is a finding too."""
     for check in (_versions, _torch, _kernels, _malloc, _step, _cache, _data, _extras, _flower_programs):
         try:
             yield from check()
         except Exception as error:
             name = check.__name__.strip("_")
-            yield Finding(name, State.BROKEN, f"{type(error).__name__}: {error}", "install alidpfl anew")
+            yield Finding(name, State.BROKEN, f"{type(error).__name__}: {error}", "reinstall alidpfl")
 
 
 def _versions() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     python = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("alidpfl", State.GOOD, f"{__version__}, Python {python}, {cores} cores, in {Path(__file__).parent}")
+    yield Finding(
+        "alidpfl", State.GOOD, f"{__version__}, Python {python}, {cores} cores, in {Path(__file__).parents[1]}"
+    )
 
 
 def _torch() -> Iterator[Finding]:
@@ -89,8 +115,8 @@ def _torch() -> Iterator[Finding]:
     elif torch.cuda.is_available():
         yield Finding("PyTorch", State.GOOD, f"{seen}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name()}")
     else:
-        remedy = "a CPU build is gigabytes smaller: install torch from PyTorch's CPU index, or leave it"
-        yield Finding("PyTorch", State.ADVICE, f"{seen}, CUDA {torch.version.cuda}, and no GPU", remedy)
+        remedy = "optional: install torch from PyTorch's CPU index, which is gigabytes smaller"
+        yield Finding("PyTorch", State.ADVICE, f"{seen}, CUDA {torch.version.cuda}, without a GPU", remedy)
 
 
 def _kernels() -> Iterator[Finding]:
@@ -101,21 +127,19 @@ def _kernels() -> Iterator[Finding]:
     elif os.environ.get("ALIDPFL_NATIVE") == "0":
         yield Finding("native kernels", State.ADVICE, "switched off by ALIDPFL_NATIVE=0", "unset it")
     elif (path := native.library_file()) is not None:
-        remedy = (
-            f"it was built for another machine, or is damaged: delete it, and install alidpfl anew; {_WITHOUT_KERNELS}"
-        )
-        yield Finding("native kernels", State.ADVICE, f"{path} does not load: {_loaders_words(path)}", remedy)
+        remedy = f"it is damaged or for another machine: delete it and reinstall alidpfl; {_WITHOUT_KERNELS}"
+        yield Finding("native kernels", State.ADVICE, f"{path} does not load: {_load_error(path)}", remedy)
     else:
-        remedy = f"install a C compiler (gcc), then alidpfl anew; {_WITHOUT_KERNELS}"
-        yield Finding("native kernels", State.ADVICE, "not built: PyTorch serves", remedy)
+        remedy = f"install a C compiler (gcc), then reinstall alidpfl; {_WITHOUT_KERNELS}"
+        yield Finding("native kernels", State.ADVICE, "not built: PyTorch is used instead", remedy)
 
 
-def _loaders_words(path: Path) -> str:
+def _load_error(path: Path) -> str:
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
         return str(error).removeprefix(f"{path}: ")
-    return "it did before"  # and was replaced since
+    return "it was replaced"  # it loads now
 
 
 def _malloc() -> Iterator[Finding]:
@@ -125,11 +149,11 @@ def _malloc() -> Iterator[Finding]:
     if other is not None:
         yield Finding("malloc", State.GOOD, other)
     elif "libc.so" not in loaded:
-        yield Finding("malloc", State.GOOD, "not glibc's")
+        yield Finding("malloc", State.GOOD, "not that of glibc")
     elif small := [name for name in _MALLOC_VARIABLES if _number_in(name) < _LEAST_THRESHOLD]:
         given = " ".join(f"{name}={os.environ[name]}" for name in small if name in os.environ)
         settings = " ".join(f"{name}={1 << 30}" for name in _MALLOC_VARIABLES)
-        remedy = f"in one process, steps may take a third less time with {settings}; workers and vaults set it"
+        remedy = f"steps in one process may take a third less time with {settings}; workers and vaults set it"
         seen = f"glibc's {f'with {given}' if given else 'default'}, which gives large blocks back"
         yield Finding("malloc", State.ADVICE, seen, remedy)
     else:
@@ -137,7 +161,7 @@ def _malloc() -> Iterator[Finding]:
 
 
 def _number_in(variable: str) -> int:
-    """0 where there is none: glibc too passes over what is no number."""
+    """Return the number, or 0 for other text, which glibc ignores too."""
     try:
         return int(os.environ.get(variable, "0"), 0)
     except ValueError:
@@ -145,7 +169,7 @@ def _number_in(variable: str) -> int:
 
 
 def _step() -> Iterator[Finding]:
-    """A whole private step, by the kernels where they serve; the clipper itself compares it with plain autograd."""
+    """Make a private step, with the kernels if there are any. The clipper compares itself with plain autograd."""
     import torch
 
     from alidpfl.dpsgd import PerSampleClipper, RandomStream, StepSettings, dp_sgd_step
@@ -157,25 +181,25 @@ def _step() -> Iterator[Finding]:
     found = dp_sgd_step(PerSampleClipper(model), inputs, targets, settings, RandomStream.secure())
     is_finite = all(bool(part.isfinite().all()) for part in found.noised_sum.values())
     state = State.GOOD if is_finite else State.BROKEN
-    remedy = "" if is_finite else "try ALIDPFL_NATIVE=0, and tell us"
+    remedy = "" if is_finite else "try ALIDPFL_NATIVE=0, and report it"
     yield Finding("a private step", state, "sampled, clipped, noised with secure randomness", remedy)
 
 
 def _cache() -> Iterator[Finding]:
     folder = user_cache()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    remedy = "set XDG_CACHE_HOME to a folder of yours on a disk with room"
+    remedy = "set XDG_CACHE_HOME to a writable folder on a disk with space"
     free = shutil.disk_usage(there).free
-    if (refusal := _refusal_to_write(there)) is not None:
-        yield Finding("cache", State.BROKEN, f"{folder} cannot be written: {refusal}", remedy)
+    if (error := _write_error(there)) is not None:
+        yield Finding("cache", State.BROKEN, f"{folder} cannot be written: {error}", remedy)
     elif free < _LEAST_FREE_BYTES:
         yield Finding("cache", State.ADVICE, f"{folder}: {free / 1e6:.0f} MB free", remedy)
     else:
         yield Finding("cache", State.GOOD, f"{folder}, {free / 1e9:.0f} GB free")
 
 
-def _refusal_to_write(folder: Path) -> str | None:
-    """By trying: permissions alone say yes to root where the file system says no."""
+def _write_error(folder: Path) -> str | None:
+    """Return the error of writing a file. Permissions alone are not enough: root has them on a read-only disk."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
@@ -185,18 +209,17 @@ def _refusal_to_write(folder: Path) -> str | None:
 
 
 def _data() -> Iterator[Finding]:
-    from alidpfl.data.directories import DATA_DIR_VARIABLE
-    from alidpfl.data.inventory import inventory
+    from alidpfl.data.directories import DATA_DIR_VARIABLE, inventory
 
     named = os.environ.get(DATA_DIR_VARIABLE)
-    wrong = _wrong_with(Path(named)) if named else ""
+    wrong = _problem_with(Path(named)) if named else ""
     if named:
         remedy = f"set {DATA_DIR_VARIABLE} to the folder of the data sets, or unset it" if wrong else ""
         state = State.GOOD if not wrong else State.BROKEN if Path(named).exists() else State.ADVICE
         yield Finding("data directory", state, f"{DATA_DIR_VARIABLE}={named}{wrong}", remedy)
-    if wrong and Path(named or "").is_dir():  # nothing can be looked for in it
+    if wrong and Path(named or "").is_dir():  # it cannot be read
         return
-    first = f"see to {DATA_DIR_VARIABLE} first; then " if wrong else ""
+    first = f"first correct {DATA_DIR_VARIABLE}; then " if wrong else ""
     states = {"missing": State.ADVICE, "corrupt": State.BROKEN}
     for entry in inventory():
         if entry.kind == "real":
@@ -204,9 +227,9 @@ def _data() -> Iterator[Finding]:
             yield Finding(f"data: {entry.name}", state, entry.folder or entry.state, remedy)
 
 
-def _wrong_with(folder: Path) -> str:
+def _problem_with(folder: Path) -> str:
     if not folder.exists():
-        return " is not there"
+        return " does not exist"
     if not folder.is_dir():
         return " is a file, not a folder"
     return "" if os.access(folder, os.R_OK | os.X_OK) else " cannot be read"
@@ -218,38 +241,38 @@ def _extras() -> Iterator[Finding]:
         missing = [needed for needed in _needed_by(extra) if not _is_installed(needed)]
         if missing:
             yield Finding(f"extra: {extra}", State.ADVICE, f"without {', '.join(missing)}", install)
-        elif (failure := _failure_to_import(_IMPORTS[extra])) is not None:
+        elif (error := _import_error(_IMPORTS[extra])) is not None:
             remedy = f"{install} --force-reinstall"
-            yield Finding(f"extra: {extra}", State.BROKEN, f"installed, but does not import: {failure}", remedy)
+            yield Finding(f"extra: {extra}", State.BROKEN, f"installed, but does not import: {error}", remedy)
         else:
             yield Finding(f"extra: {extra}", State.GOOD, f"for {purpose}")
 
 
-def _failure_to_import(modules: str) -> str | None:
-    """In a process of its own: what they start, log or break stays there. -P: no module of the folder one is in."""
+def _import_error(modules: str) -> str | None:
+    """Return the error of importing modules in another process. -P keeps modules of the current folder out."""
     quiet = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-P", "-c", f"import {modules}"]
     try:
         done = subprocess.run(  # noqa: S603 - our own words
-            command, env=quiet, capture_output=True, text=True, errors="replace", timeout=_LONGEST_IMPORT, check=False
+            command, env=quiet, capture_output=True, text=True, errors="replace", timeout=_IMPORT_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"not within {_LONGEST_IMPORT:g} s"
+        return f"it takes more than {_IMPORT_TIMEOUT:g} s"
     if done.returncode == 0:
         return None
     return (done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"])[-1]
 
 
 def _flower_programs() -> Iterator[Finding]:
-    """As shells, systemd and Flower itself look for them."""
+    """Look for Flower's programs on PATH, as shells, systemd and Flower itself do."""
     if any(not _is_installed(needed) for needed in _needed_by("flower")):
-        return  # which was said
+        return  # `_extras` says so
     absent = [name for name in _FLOWER_PROGRAMS if shutil.which(name) is None]
     own = Path(sys.executable).parent
     if not absent:
         yield Finding("Flower's programs", State.GOOD, str(shutil.which(_FLOWER_PROGRAMS[1])))
     elif all(shutil.which(name, path=str(own)) for name in absent):
-        remedy = f"for deployments: export PATH={own}:$PATH; `alidpfl flower demo` finds them without"
+        remedy = f"for deployments: export PATH={own}:$PATH; `alidpfl flower demo` does not need it"
         yield Finding("Flower's programs", State.ADVICE, f"in {own}, which is not on PATH", remedy)
     else:
         remedy = "for deployments, in a clone of alidpfl: pip install -c constraints.txt '.[flower]' --force-reinstall"
@@ -257,7 +280,7 @@ def _flower_programs() -> Iterator[Finding]:
 
 
 def _needed_by(extra: str) -> list[str]:
-    """Such as `flwr<1.43,>=1.41`; an extra that names another one takes what that one needs."""
+    """Return the requirements of an extra, such as `flwr<1.43,>=1.41`, and of the extras that it names."""
     found: list[str] = []
     for text in importlib.metadata.requires("alidpfl") or []:
         needed, _, marker = (part.strip() for part in text.partition(";"))
@@ -269,7 +292,7 @@ def _needed_by(extra: str) -> list[str]:
 
 
 def _is_installed(needed: str) -> bool:
-    """In a version within the bounds, of which we use only >= and <."""
+    """Return whether a requirement is met. It may use >= and < only."""
     name = re.match(r"[\w.-]+", needed)
     try:
         version = _numbers(importlib.metadata.version(name[0] if name else needed))
@@ -281,30 +304,3 @@ def _is_installed(needed: str) -> bool:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-
-
-_STYLES = {"good": "green", "advice": "yellow", "broken": "bold red"}
-
-
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False) -> None:
-    """Check the installation, and say what to do about what is missing.
-
-    Exit status 0: it works, perhaps with advice; 1: something is broken.
-
-    Example:
-      alidpfl doctor
-    """
-    with Console(stderr=True).status("looking at the installation"):
-        findings = list(examine())
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        from alidpfl.cli.progress import wide_console
-
-        table = Table("what", "state", "seen, and what to do", title="alidpfl doctor")
-        for finding in findings:
-            seen = f"{finding.seen}\n-> {finding.remedy}" if finding.remedy else finding.seen
-            table.add_row(finding.what, Text(finding.state, style=_STYLES[finding.state]), Text(seen))
-        wide_console().print(table)
-    if any(finding.state is State.BROKEN for finding in findings):
-        raise typer.Exit(1)

@@ -1,14 +1,16 @@
-"""The command `plan`: the best use of the budgets, before any data is touched."""
+"""The command `plan`: find the best use of a budget before any data is used."""
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from alidpfl.cli.completion import ACCOUNTANTS, MODELS, one_of
-from alidpfl.cli.progress import progress_bar
+from alidpfl.cli.completion import one_of
+from alidpfl.cli.progress import print_written, progress_bar, wide_console
 from alidpfl.inputs.checks import as_bytes, as_seconds, option
+from alidpfl.registry import ACCOUNTANTS
+from alidpfl.types import VaultModel
 
 _COMPUTED_BY = ("inputs", "planner", "policies", "privacy")
 
@@ -18,46 +20,50 @@ def plan(  # noqa: PLR0917 - they are options
     delta: Annotated[float, typer.Option(help="δ of every client, in (0, 1).")] = 1e-5,
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     samples: Annotated[int, typer.Option(help="Records of all clients together.")] = 60_000,
-    max_rounds: Annotated[int, typer.Option(help="R_s: rounds of communication that you can afford.")] = 158,
-    sample_rate: Annotated[
-        float | None, typer.Option(help="q, where that is decided; left out, it is searched.")
-    ] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="σ, where that is decided; left out, it is searched.")
-    ] = None,
+    max_rounds: Annotated[int, typer.Option(help="R_s: rounds of communication at most.")] = 158,
+    sample_rate: Annotated[float | None, typer.Option(help="q, if it is fixed. Default: search for it.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="σ, if it is fixed. Default: search for it.")] = None,
     accountant: Annotated[
-        str, typer.Option(help="pld, rdp or rdp-paper: who has the last word.", autocompletion=one_of(ACCOUNTANTS))
+        str, typer.Option(help="Accountant that decides: pld, rdp or rdp-paper.", autocompletion=one_of(ACCOUNTANTS))
     ] = "pld",
     max_epochs: Annotated[
-        float | None, typer.Option(help="Compute: most passes of a client over its data; searched within that.")
+        float | None, typer.Option(help="Compute limit: most passes of a client over its data.")
     ] = None,
-    min_steps: Annotated[int, typer.Option(help="Fewest steps that are worth considering.")] = 100,
-    time_limit: Annotated[str | None, typer.Option(help="Such as 2h; needs --seconds-per-round.")] = None,
-    seconds_per_round: Annotated[float | None, typer.Option(help="How long a round takes.")] = None,
-    traffic_limit: Annotated[str | None, typer.Option(help="Such as 5GB: all clients, both directions.")] = None,
+    min_steps: Annotated[int, typer.Option(help="Smallest number of steps to consider.")] = 100,
+    time_limit: Annotated[str | None, typer.Option(help="Most time, such as 2h; needs --seconds-per-round.")] = None,
+    seconds_per_round: Annotated[float | None, typer.Option(help="Duration of a round.")] = None,
+    traffic_limit: Annotated[
+        str | None, typer.Option(help="Most traffic of all clients in both directions, such as 5GB.")
+    ] = None,
     model: Annotated[
-        str, typer.Option(help="cnn, compact_cnn, linear or mlp, for 1x28x28 images.", autocompletion=one_of(MODELS))
+        str,
+        typer.Option(
+            help="Model for 1x28x28 images: cnn, compact_cnn, linear or mlp.",
+            autocompletion=one_of(get_args(VaultModel)),
+        ),
     ] = "compact_cnn",
-    num_params: Annotated[int | None, typer.Option(help="Parameters of a model of your own, instead.")] = None,
-    smallest_client: Annotated[int | None, typer.Option(help="Its records; left out: all have as many.")] = None,
-    heterogeneity: Annotated[float, typer.Option(help="Γ: 10 at Dir(0.05), 5 at Dir(0.5), 1 at Dir(1), 0 IID.")] = 5.0,
-    curvature: Annotated[float | None, typer.Option(help="μ, where an earlier run measured one.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw it into this .svg or .png (needs matplotlib).")] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write an interactive page, one file, to open in a browser.")
+    num_params: Annotated[int | None, typer.Option(help="Number of parameters, for a model of your own.")] = None,
+    smallest_client: Annotated[
+        int | None, typer.Option(help="Records of the smallest client. Default: all have as many.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    heterogeneity: Annotated[
+        float, typer.Option(help="Γ: 10 at Dir(0.05), 5 at Dir(0.5), 1 at Dir(1), 0 if IID.")
+    ] = 5.0,
+    curvature: Annotated[float | None, typer.Option(help="μ, if an earlier run measured it.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the plan into this .svg or .png (needs matplotlib).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an interactive page into this .html file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable output.")] = False,
 ) -> None:
-    r"""What a privacy budget and a number of rounds are best spent on, before any data is touched.
+    r"""Find the best use of a privacy budget and a number of rounds, before any data is used.
 
-    Without --sample-rate or --noise-multiplier both are searched together: the
-    same ε for more compute can give far more signal.
+    Without --sample-rate and --noise-multiplier it searches for both: more
+    compute at the same ε can give far more signal.
 
     Example:
       alidpfl plan --epsilon 2 --clients 10 --samples 60000 --max-rounds 158 \
         --max-epochs 40 --html plan.html
     """
-    wishes = {
+    request = {
         "epsilon": epsilon,
         "delta": delta,
         "clients": clients,
@@ -77,51 +83,39 @@ def plan(  # noqa: PLR0917 - they are options
         "heterogeneity": heterogeneity,
         "curvature": curvature,
     }
-    document = _answer(wishes)
+    from alidpfl.store.cache import cached
+
+    # A plan that was made before comes from the cache, and nothing heavy is loaded.
+    document = cached(request, lambda: _computed(request), kind="plans", packages=_COMPUTED_BY)
     _draw(document, plot, html)
     if as_json:
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return
-    _print(document, plot, html)
+    from alidpfl.reporting.plan_tables import plan_view
+
+    wide_console().print(plan_view(document))
+    print_written(plot, html)
 
 
-def _answer(wishes: dict[str, Any]) -> dict[str, Any]:
-    """The plan as a JSON document; what was asked before is remembered, and then nothing heavy is loaded."""
-    from alidpfl.store.cache import remembered
-
-    return remembered(wishes, lambda: _computed(wishes), kind="plans", packages=_COMPUTED_BY)
-
-
-def _computed(wishes: dict[str, Any]) -> dict[str, Any]:
-    with progress_bar("loading the accountants") as tell:
+def _computed(request: dict[str, Any]) -> dict[str, Any]:
+    with progress_bar("loading the accountants") as show:
         from alidpfl.inputs.names import named
-        from alidpfl.planner import MODEL_SIZES, Wishes, make_plan
+        from alidpfl.planner import MODEL_SIZES, PlanRequest, make_plan
 
-        given = dict(wishes)
+        given = dict(request)
         model, num_params = given.pop("model"), given.pop("num_params")
         given["num_params"] = named("model", model, MODEL_SIZES) if num_params is None else num_params
-        made = make_plan(Wishes(**given), on_progress=tell)
+        made = make_plan(PlanRequest(**given), on_progress=show)
     return made.to_json()
 
 
 def _draw(document: dict[str, Any], plot: Path | None, html: Path | None) -> None:
     if plot is not None:
-        from alidpfl.reporting.figures import save_plan_figure
+        from alidpfl.reporting.figures import plan_figure, save
 
-        save_plan_figure(document, plot)
+        save(lambda: plan_figure(document), plot)
     if html is not None:
         from alidpfl.reporting.plan_page import plan_page
         from alidpfl.store.files import write_atomically
 
         write_atomically(html, plan_page(document).encode())
-
-
-def _print(document: dict[str, Any], *drawn: Path | None) -> None:
-    from alidpfl.cli.progress import wide_console
-    from alidpfl.reporting.plan_tables import plan_view
-
-    console = wide_console()
-    console.print(plan_view(document))
-    for path in drawn:
-        if path is not None:
-            console.print(f"written to {path}", markup=False, highlight=False)

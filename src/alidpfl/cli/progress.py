@@ -1,7 +1,8 @@
-"""How far long work is: a line on standard error that moves, and is gone at the end. On a pipe there is nothing."""
+"""Progress on standard error, and printing to the terminal. On a pipe there is no progress line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -11,26 +12,31 @@ from alidpfl.types import OnProgress
 DESCRIPTION = TextColumn("{task.description}")
 BAR = BarColumn(bar_width=24)
 """Short enough for a narrow terminal."""
+_PIPE_WIDTH = 200
 
 
 def moving_line(*columns: ProgressColumn) -> Progress:
-    """A spinner and `columns`."""
+    """Return a progress line with a spinner and `columns`. It disappears at the end."""
     console = Console(stderr=True)
     return Progress(SpinnerColumn(), *columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager
 def progress_bar(first: str = "loading") -> Iterator[OnProgress]:
-    """For work that tells what it does and the share of it that is done; `first` is shown until it does."""
+    """Show a progress bar. Call the yielded function with what is being done and the share that is done."""
     with moving_line(DESCRIPTION, BAR, TimeRemainingColumn()) as progress:
         task = progress.add_task(first, total=1.0)
         yield lambda what, share: progress.update(task, description=what, completed=share)
 
 
-_WIDTH_OF_A_PIPE = 200
-
-
 def wide_console() -> Console:
-    """The terminal; on a pipe as wide as tables like to be, which are then not folded."""
+    """Return the terminal, or on a pipe a console that is wide enough not to fold tables."""
     console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH_OF_A_PIPE)
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def print_written(*paths: Path | None) -> None:
+    """Print the files that were written."""
+    for path in paths:
+        if path is not None:
+            wide_console().print(f"written to {path}", markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""The command `run`: train, watch, stop, resume."""
+"""`alidpfl run`: train, watch, stop, resume."""
 
 import json
 import os
@@ -31,35 +31,35 @@ _STDERR = 2
 
 
 def run(  # noqa: PLR0917 - they are options
-    config: Annotated[Path | None, typer.Argument(help="TOML file; without it the embedded default runs.")] = None,
+    config: Annotated[Path | None, typer.Argument(help="TOML file. Default: the embedded settings.")] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.", autocompletion=complete_setting
+            "--set", metavar="KEY=VALUE", help="Change a setting. Can be repeated.", autocompletion=complete_setting
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the run; by default a new one under runs/.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: a new one under runs/.")] = None,
     resume_dir: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a run that was stopped or killed.")
+        Path | None, typer.Option("--resume", metavar="DIR", help="Resume a run that was stopped or killed.")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the real data sets (or ALIDPFL_DATA_DIR).")] = None,
     plan: Annotated[
         str | None,
         typer.Option(
             metavar="auto",
-            help="Have sampling rate and noise chosen; see `alidpfl plan`.",
+            help="Choose sampling rate and noise; see `alidpfl plan`.",
             autocompletion=one_of(["auto"]),
         ),
     ] = None,
     max_epochs: Annotated[
-        float | None, typer.Option(help="Compute limit of --plan auto: passes of a client over its data.")
+        float | None, typer.Option(help="Limit of --plan auto on a client's passes over its data.")
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one line of JSON.")] = False,
 ) -> None:
     r"""Train a model over clients that keep their data, within a privacy budget and a number of rounds.
 
-    Ctrl-C stops after the current round, a second one at once; --resume goes on.
+    Ctrl-C stops after the current round, a second Ctrl-C at once. --resume continues.
 
     Example:
       alidpfl run --set privacy.epsilon=4 --set method.policy=ratio \
@@ -72,18 +72,22 @@ def run(  # noqa: PLR0917 - they are options
     _check_plan(plan, max_epochs)
     with _Screen() as screen:
         screen.show("loading")
-        from alidpfl.runs import execute, load_config, resume
-
         if resume_dir is not None:
+            from alidpfl.runs import resume
+
             _say_if_finished(resume_dir)
-            with screen.telling_what_stays(resume_dir):
+            with screen.explaining_interrupts(resume_dir):
                 outcome = resume(resume_dir, listener=screen.listener(), tensorboard=tensorboard)
         else:
-            settings = load_config(config, [*_data_dir_override(data_dir), *(overrides or [])]).anchored()
+            from alidpfl.config import load_config  # first: an error in a setting must not wait for torch
+
+            settings = load_config(config, [*_data_dir_override(data_dir), *(overrides or [])]).with_absolute_paths()
             if plan is not None:
                 settings = screen.planned(settings, max_epochs)
+            from alidpfl.runs import execute
+
             folder = out or _new_folder(settings)
-            with screen.telling_what_stays(folder):
+            with screen.explaining_interrupts(folder):
                 outcome = execute(settings, folder, listener=screen.listener(), tensorboard=tensorboard)
     _report(outcome, as_json)
     if outcome.stop_reason == "interrupted":
@@ -92,16 +96,16 @@ def run(  # noqa: PLR0917 - they are options
 
 def _check_plan(plan: str | None, max_epochs: float | None) -> None:
     if plan not in (None, "auto"):
-        raise ConfigError(f"--plan {plan}: only auto is known; for a plan of your own use --set")
+        raise ConfigError(f"--plan {plan}: the only value is auto; set your own plan with --set")
     if max_epochs is not None and plan is None:
-        raise ConfigError(f"--max-epochs {max_epochs:g} limits --plan auto; add that, or leave it out")
+        raise ConfigError(f"--max-epochs {max_epochs:g} limits --plan auto; add --plan auto, or leave it out")
 
 
 def _say_if_finished(resume_dir: Path) -> None:
     from alidpfl.store import RunDirectory
 
     if RunDirectory.open(resume_dir).summary() is not None:
-        typer.echo(f"{resume_dir} is already finished: nothing is left to do", err=True)
+        typer.echo(f"{resume_dir} is already finished: there is nothing left to do", err=True)
 
 
 def _data_dir_override(data_dir: Path | None) -> list[str]:
@@ -116,10 +120,10 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
     from alidpfl.cli.show import show, strict
 
     if as_json:
-        typer.echo(json.dumps(strict(asdict(outcome)), allow_nan=False))  # a diverged model's loss is no number
-    if outcome.stop_reason == "interrupted":  # no accuracy: the run's records have none of this round
+        typer.echo(json.dumps(strict(asdict(outcome)), allow_nan=False))  # the loss of a diverged model is not a number
+    if outcome.stop_reason == "interrupted":  # without accuracy: this round was not evaluated
         typer.echo(f"interrupted after round {outcome.rounds}: {_claim(outcome)}", err=True)
-        typer.echo(f"{_how_to_go_on(outcome.out)}; look at it with: alidpfl show {quote(outcome.out)}", err=True)
+        typer.echo(f"{_how_to_resume(outcome.out)}; show it with: alidpfl show {quote(outcome.out)}", err=True)
     if as_json or outcome.stop_reason == "interrupted":
         return
     show(Path(outcome.out))
@@ -129,34 +133,34 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
 
 
 def result_line(outcome: "Outcome") -> str:
-    """What came of it, with what it cost and what that does not cover."""
+    """Return accuracy and privacy claim in one line."""
     made = " (synthetic data)" if outcome.is_synthetic else ""
     accuracy = "not evaluated" if outcome.accuracy is None else f"accuracy {outcome.accuracy:.2f} %{made}"
     return f"{accuracy} at {_claim(outcome)}"
 
 
 def _claim(outcome: "Outcome") -> str:
-    """What it cost, and what that does not cover."""
+    """Return ε and δ, with what they do not cover."""
     from alidpfl.reporting.tables import rounded_up
 
     covered = "" if outcome.covers_everything else f" (it does NOT cover: {'; '.join(outcome.uncovered)})"
     is_known = outcome.randomness == "seeded" and not outcome.is_synthetic
-    seeded = " (seeded: whoever knows the seed can subtract the noise)" if is_known else ""
+    seeded = " (seeded: anyone who knows the seed can subtract the noise)" if is_known else ""
     return f"ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}{seeded}"
 
 
-def _how_to_go_on(folder: str | Path) -> str:
-    return f"go on with: alidpfl run --resume {quote(str(folder))}"
+def _how_to_resume(folder: str | Path) -> str:
+    return f"resume with: alidpfl run --resume {quote(str(folder))}"
 
 
-def _say_that_it_stops() -> None:
-    """Within a signal's handler: whatever else is being printed must not be entered a second time."""
+def _print_stopping() -> None:
+    """Write directly: in a signal handler, the console may be in the middle of printing."""
     with suppress(OSError):
         os.write(_STDERR, b"\nstopping after this round; Ctrl-C again stops now\n")
 
 
 def _in_words(outlook: "Outlook", rounds_done: int, max_rounds: int) -> str:
-    """R_c, R_s and τ: or what is left of them."""
+    """Return R_c, R_s and τ in words, or what is left of them."""
     paid = "rounds" if outlook.charged_by == "update" else "local steps"
     left = "" if rounds_done == 0 else " left"
     return (
@@ -166,7 +170,7 @@ def _in_words(outlook: "Outlook", rounds_done: int, max_rounds: int) -> str:
 
 
 class _Screen:
-    """Progress on standard error: a line that moves on a terminal; elsewhere a plain line for each evaluation."""
+    """Progress on standard error: a moving line on a terminal, elsewhere a plain line for each evaluation."""
 
     def __init__(self) -> None:
         facts = TextColumn("{task.fields[facts]}")
@@ -187,23 +191,23 @@ class _Screen:
         self._progress.stop()
 
     def show(self, what: str, share: float | None = None) -> None:
-        """Something that takes a while."""
+        """Show a slow step and the share of it that is done."""
         self._progress.update(self._task, description=what, total=1.0, completed=share or 0.0)
 
     def planned(self, config: "Config", max_epochs: float | None) -> "Config":
-        """The configuration with sampling rate and noise chosen, which is said."""
+        """Return the configuration with sampling rate and noise chosen, and print them."""
         from alidpfl.runs.auto_plan import planned
 
         chosen, setting = planned(config, max_epochs=max_epochs, on_progress=self.show)
         self._console.print(
             f"plan: q = {setting.sample_rate:g}, σ = {setting.noise_multiplier:g}, {setting.steps} steps, "
-            f"{setting.epochs:.3g} epochs; policy {chosen.policy} shares the steps out over the rounds",
+            f"{setting.epochs:.3g} epochs; policy {chosen.policy} divides the steps among the rounds",
             highlight=False,
         )
         return chosen
 
     def listener(self) -> "Listener":
-        """What a run calls."""
+        """Return the callbacks for a run."""
         from alidpfl.runs.execute import Listener
 
         return Listener(
@@ -211,18 +215,18 @@ class _Screen:
             on_start=self._start,
             on_share=self._within_round,
             on_round=self._round,
-            on_interrupt=_say_that_it_stops,
+            on_interrupt=_print_stopping,
         )
 
     @contextmanager
-    def telling_what_stays(self, folder: Path) -> Iterator[None]:
-        """Of a run that is stopped within a round."""
+    def explaining_interrupts(self, folder: Path) -> Iterator[None]:
+        """Say what happens to a round that a second Ctrl-C cut off."""
         try:
             yield
         except KeyboardInterrupt:
             if self._prepared is not None:
-                lost = "is run again, the same" if self._prepared.repeats_rounds else "stays charged"
-                typer.echo(f"the round that was cut off {lost}; {_how_to_go_on(folder)}", err=True)
+                lost = "will be run again with the same outcome" if self._prepared.repeats_rounds else "stays charged"
+                typer.echo(f"the interrupted round {lost}; {_how_to_resume(folder)}", err=True)
             raise
 
     def _start(self, prepared: "Prepared", rounds_done: int) -> None:
@@ -232,7 +236,7 @@ class _Screen:
             self._say("warning:", "yellow", warning)
         for shown in prepared.uncovered:
             self._say("epsilon does NOT cover this run:", "bold red", f"it shows {shown}")
-        training = prepared.federation.training
+        training = prepared.federation
         settings = training.settings
         if (outlook := training.outlook()) is not None:
             self._say("budget:", "bold", _in_words(outlook, rounds_done, settings.max_rounds))
@@ -241,7 +245,7 @@ class _Screen:
         self._progress.reset(self._task, total=settings.max_rounds, completed=rounds_done, description="training")
 
     def _say(self, head: str, style: str, text: str) -> None:
-        """One line; folded only by a terminal, and never read as markup."""
+        """Print one line. Only a terminal folds it, and it is never read as markup."""
         if self._console.is_terminal:
             self._console.print(Text.assemble((head, style), " ", text))
         else:

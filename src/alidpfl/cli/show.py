@@ -4,27 +4,28 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 
+from alidpfl.cli.progress import wide_console
 from alidpfl.errors import printable
 
 if TYPE_CHECKING:
     from alidpfl.reporting import RunSnapshot
-    from alidpfl.types import RoundRecord
 
 _NARROWEST_PLOT, _WIDEST_PLOT, _PLOT_HEIGHT = 20, 72, 8
 _ROOM_FOR_AXES = 18
-_MOST_NAMES = 40
+_MAX_NAMES = 40
 
 _PlotOption = Annotated[
     Path | None, typer.Option("--plot", help="Also draw accuracy, τ and ε into this .png or .svg (needs matplotlib).")
 ]
-_JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output, with every round.")]
+_JsonOption = Annotated[bool, typer.Option("--json", help="Print machine-readable output with every round.")]
 
 
 def show(
@@ -32,14 +33,12 @@ def show(
     plot: _PlotOption = None,
     as_json: _JsonOption = False,
 ) -> None:
-    """Settings, results and curves of one run; also while it runs.
+    """Show settings, results and curves of one run, also while it runs.
 
     Example:
       alidpfl show runs/first --plot first.png
     """
-    snapshot = _load(run_dir)
-    if plot is not None:
-        _draw([snapshot], plot)
+    (snapshot,) = _load([run_dir], plot)
     if as_json:
         _print_json(_document(snapshot))
         return
@@ -48,90 +47,65 @@ def show(
     _print(summary_table(snapshot), *_client_names(snapshot), *_curves([snapshot]), *_notes([snapshot], plot))
 
 
-def _client_names(snapshot: "RunSnapshot") -> list[str]:
-    """Of own files; whoever edits environment.json may write anything there."""
-    found = (snapshot.environment or {}).get("clients")
-    if not isinstance(found, dict) or not found:
-        return []
-    told = [printable(f"{number} = {name}") for number, name in [*found.items()][:_MOST_NAMES]]
-    more = f", and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
-    return [f"clients: {', '.join(told)}{more}"]
-
-
 def compare(
     run_dirs: Annotated[list[Path], typer.Argument(help="Folders of the runs.")],
     plot: _PlotOption = None,
     as_json: _JsonOption = False,
 ) -> None:
-    """Several runs side by side: what differs in their settings, their results and curves.
+    """Compare several runs side by side: settings that differ, results and curves.
 
     Example:
       alidpfl compare runs/first runs/second --plot both.svg
     """
-    snapshots = _with_distinct_names([_load(path) for path in run_dirs])
-    if plot is not None:
-        _draw(snapshots, plot)
+    snapshots = _load(run_dirs, plot)
     if as_json:
         _print_json([_document(snapshot) for snapshot in snapshots])
         return
     from alidpfl.reporting.comparison import comparison
 
-    console = Console()  # on a pipe 80 columns or $COLUMNS: tables are split rather than made as wide as they like
+    console = Console()  # on a pipe 80 columns or $COLUMNS: wide tables are split
     for part in comparison(snapshots, console.width):
         console.print(part)
     _print(*_curves(snapshots), *_notes(snapshots, plot))
 
 
-def _load(path: Path) -> "RunSnapshot":
+def _load(paths: Sequence[Path], plot: Path | None) -> "list[RunSnapshot]":
+    """Read the runs and draw them. Runs that share a folder name (a/run, b/run) are named by their whole path."""
     from alidpfl.reporting import RunSnapshot
 
-    return RunSnapshot.load(path)
+    found = [RunSnapshot.load(path) for path in paths]
+    names = [snapshot.name for snapshot in found]
+    found = [replace(s, name=str(s.path)) if names.count(s.name) > 1 else s for s in found]
+    if plot is not None:
+        from alidpfl.reporting.figures import run_figure, save
+
+        save(lambda: run_figure(found), plot)
+    return found
 
 
-def _with_distinct_names(snapshots: "list[RunSnapshot]") -> "list[RunSnapshot]":
-    """Runs that share a folder name (a/run, b/run) go by their whole path."""
-    from dataclasses import replace
-
-    names = [snapshot.name for snapshot in snapshots]
-    return [replace(s, name=str(s.path)) if names.count(s.name) > 1 else s for s in snapshots]
-
-
-def _draw(snapshots: "Sequence[RunSnapshot]", path: Path) -> None:
-    from alidpfl.reporting.figures import save_figure
-
-    save_figure(snapshots, path)
+def _client_names(snapshot: "RunSnapshot") -> list[str]:
+    """Return the names of the clients of your own files. environment.json may have been edited."""
+    found = (snapshot.environment or {}).get("clients")
+    if not isinstance(found, dict) or not found:
+        return []
+    names = [printable(f"{number} = {name}") for number, name in [*found.items()][:_MAX_NAMES]]
+    more = f", and {len(found) - _MAX_NAMES} more" if len(found) > _MAX_NAMES else ""
+    return [f"clients: {', '.join(names)}{more}"]
 
 
 def _curves(snapshots: "Sequence[RunSnapshot]") -> list[str]:
     from alidpfl.reporting import Series, plot, supports_unicode
+    from alidpfl.reporting.snapshot import QUANTITIES
 
     unicode = supports_unicode(sys.stdout)
     width = max(_NARROWEST_PLOT, min(_WIDEST_PLOT, Console().width - _ROOM_FOR_AXES))
-    greek = {"τ": "τ", "ε": "ε"} if unicode else {"τ": "tau", "ε": "epsilon"}
-    quantities: dict[str, Callable[[RoundRecord], float | None]] = {
-        "test accuracy (%)": lambda record: record.accuracy,
-        f"local steps {greek['τ']}": lambda record: record.local_steps,
-        f"{greek['ε']} spent": lambda record: record.epsilon,
-    }
-    return [
-        "\n"
-        + plot(
-            [Series(label=s.name, points=_points(s, value)) for s in snapshots],
-            title=title,
-            width=width,
-            height=_PLOT_HEIGHT,
-            unicode=unicode,
-        )
-        for title, value in quantities.items()
-        if max((len(_points(s, value)) for s in snapshots), default=0) != 1  # one point is no curve
-    ]
-
-
-def _points(
-    snapshot: "RunSnapshot", value: "Callable[[RoundRecord], float | None]"
-) -> list[tuple[float, float | None]]:
-    # A round that was not evaluated is not a gap: the line goes on to the next that was. NaN is one.
-    return [(record.number, y) for record in snapshot.records if (y := value(record)) is not None]
+    found = []
+    for quantity, title in QUANTITIES.items():
+        shown = title if unicode else title.replace("τ", "tau").replace("ε", "epsilon")
+        series = [Series(label=s.name, points=s.points(quantity)) for s in snapshots]
+        if max((len(line.points) for line in series), default=0) != 1:  # one point is no curve
+            found.append("\n" + plot(series, title=shown, width=width, height=_PLOT_HEIGHT, unicode=unicode))
+    return found
 
 
 def _notes(snapshots: "Sequence[RunSnapshot]", plot: Path | None) -> list[str]:
@@ -140,7 +114,7 @@ def _notes(snapshots: "Sequence[RunSnapshot]", plot: Path | None) -> list[str]:
     notes = [
         f"{s.name}: being written by {s.holder}"
         if s.holder
-        else f"{s.name}: interrupted; go on with `alidpfl run --resume {shlex.quote(str(s.path))}`"
+        else f"{s.name}: interrupted; continue with `alidpfl run --resume {shlex.quote(str(s.path))}`"
         for s in snapshots
         if s.can_go_on
     ]
@@ -166,7 +140,7 @@ def _print_json(value: object) -> None:
 
 
 def strict(value: Any) -> Any:
-    """JSON has no NaN (here null) and no infinity (here the text "inf"): other programs would refuse the document."""
+    """Return a value that JSON can hold: NaN becomes null, infinity the text "inf"."""
     if isinstance(value, dict):
         return {key: strict(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -177,11 +151,9 @@ def strict(value: Any) -> Any:
 
 
 def _print(*parts: RenderableType) -> None:
-    from alidpfl.cli.progress import wide_console
-
     console = wide_console()
     for part in parts:
-        # Plain text stays as it is: names of folders must not be read as markup, nor plots be folded.
+        # Print text as it is: a folder name may look like markup, and plots must not be folded.
         if isinstance(part, str):
             console.out(part, highlight=False)
         else:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 import typer
 from rich.table import Table
 
-from alidpfl.cli.completion import DATA, PARTITIONS, one_of
+from alidpfl.cli.completion import complete_partition, one_of
 from alidpfl.errors import ConfigError
+from alidpfl.registry import DATASETS
 from alidpfl.types import AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultModel
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def init(
     data: Annotated[
         str,
         typer.Option(
-            help="Your .npz file (arrays x, y), or for trying out strokes, mnist, ...", autocompletion=one_of(DATA[:-1])
+            help="Your .npz file (arrays x, y), or for trying out strokes, mnist, ...",
+            autocompletion=one_of(lambda: [name for name in DATASETS if name != "npz"]),
         ),
     ],
     folder: Folder,
@@ -68,7 +70,7 @@ def init(
     client: Annotated[int, typer.Option(help="Trying out: which client's share, from 0.")] = 0,
     clients: Annotated[int, typer.Option(help="Trying out: of how many.")] = 10,
     partition: Annotated[
-        str, typer.Option(help="Trying out: iid, dirichlet or natural.", autocompletion=one_of(PARTITIONS))
+        str, typer.Option(help="Trying out: iid, dirichlet or natural.", autocompletion=complete_partition)
     ] = "dirichlet",
     beta: Annotated[float, typer.Option(help="Trying out: β of Dir(β).")] = 0.5,
     split_seed: Annotated[int, typer.Option(help="Trying out: seed of the split.")] = 0,
@@ -169,7 +171,7 @@ def status(
     Example:
       alidpfl vault status --dir /var/lib/alidpfl/hospital-a
     """
-    from alidpfl.vault.status import status
+    from alidpfl.vault.folder import status
 
     told = status(folder.absolute())
     if as_json:
@@ -198,7 +200,7 @@ def _source(data: str, num_classes: int | None, split: dict[str, Any]) -> "FileS
 def _checked(kind: type[_Source], values: dict[str, Any]) -> _Source:
     from pydantic import ValidationError
 
-    from alidpfl.inputs.wording import refused
+    from alidpfl.config.wording import refused
 
     try:
         return kind.model_validate(values)

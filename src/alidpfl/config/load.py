@@ -1,5 +1,6 @@
 """From a TOML file and `--set key=value` to a checked Config. Every error names the key, the value and the remedy."""
 
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from alidpfl.config.schema import Config
+from alidpfl.config.wording import example, refused, shortened, shown, together
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.names import nearest
-from alidpfl.inputs.wording import example, refused, shortened, shown, together
 
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -22,8 +23,11 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
     7
     """
     values = _read(Path(path)) if path is not None else {}
+    if path is not None:
+        _resolve_filters(values, Path(path).parent)
     for override in overrides:
         _apply(values, override)
+    _resolve_filters(values, Path())
     return parse_config(values)
 
 
@@ -33,6 +37,16 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         return Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(together(_explained(problem, values) for problem in error.errors())) from None
+
+
+def _resolve_filters(values: dict[str, Any], folder: Path) -> None:
+    """Make the paths in `model.learned` absolute. Relative ones start at `folder`. Other types are refused later."""
+    model = values.get("model")
+    if isinstance(model, dict) and isinstance(model.get("learned"), list):
+        model["learned"] = [
+            os.path.abspath(folder / text) if isinstance(text, str) and "#" in text else text
+            for text in model["learned"]
+        ]
 
 
 def keys() -> dict[str, list[str]]:

@@ -1,19 +1,24 @@
-"""Every setting of a run, with its default and meaning. The defaults together are what `make run` runs."""
+"""Every setting of a run, with its default and meaning. The defaults together are what `make run` runs.
+
+Never imports torch at its top: completion and errors about settings must be instant. Properties that need a method's
+class import it when they are asked for.
+"""
 
 import os
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from alidpfl.inputs.checks import as_bytes, as_seconds
-from alidpfl.methods import DEFAULT_POLICIES
-from alidpfl.privacy import PrivacyBudget
-from alidpfl.types import AccountantName, NoiseKind, Release
+from alidpfl.registry import ACCOUNTANTS, DATASETS, LOSSES, METHODS, MODELS, POLICIES, Registry
+from alidpfl.types import NoiseKind, Release
 
-_LOCAL_STEPS = {"adap_dpfl": 3, "pe_dpfl": 3}  # as the ALI-DPFL paper runs them
+if TYPE_CHECKING:
+    from alidpfl.privacy import PrivacyBudget
 
 STATISTICS = 2
-"""Releases, and rounds, that `scatter_linear` needs before its training."""
+"""Number of releases, and of rounds, that `scatter_linear` needs before its training."""
 
 STATISTICS_SETTINGS = (
     ("model", "frequencies"),
@@ -23,14 +28,38 @@ STATISTICS_SETTINGS = (
     ("model", "deviation_clip"),
     ("privacy", "statistics_noise"),
 )
-"""What `scatter_linear` alone reads."""
+"""Settings that only `scatter_linear` reads."""
+
+# Left out of config.toml at their defaults: runs and results that are older than these settings keep their identity.
+_LATER_SETTINGS = (("privacy", "noise", "gaussian"), ("model", "loss", "cross_entropy"), ("data", "options", {}))
+
+
+_WITH_CLIENTS = frozenset({"synthetic", "npz"})  # data sets that say who holds what
 
 
 def _whole(value: object) -> object:
-    """Of a choice between numbers: Python takes true, and 1.0, for 1."""
+    """Refuse what Python takes for a whole number: true, and 1.0."""
     if type(value) is not int:
         raise ValueError("no whole number")
     return value
+
+
+def _name_in(registry: Registry) -> Any:
+    """Return the type of a setting that names a part; errors and docs find its names in the registry."""
+
+    def check(name: str) -> str:
+        if name not in registry:
+            raise PydanticCustomError("literal_error", "unknown name")
+        return name
+
+    return Annotated[str, AfterValidator(check), registry]
+
+
+if TYPE_CHECKING:
+    Accountant = DataName = LossName = MethodName = ModelName = PolicyName = str
+else:
+    Accountant, DataName, LossName = (_name_in(registry) for registry in (ACCOUNTANTS, DATASETS, LOSSES))
+    MethodName, ModelName, PolicyName = (_name_in(registry) for registry in (METHODS, MODELS, POLICIES))
 
 
 Seconds = Annotated[float, BeforeValidator(as_seconds)]
@@ -38,68 +67,75 @@ Bytes = Annotated[int, BeforeValidator(as_bytes)]
 
 
 class _Section(BaseModel):
-    """Strict: true is no number, and neither is the text "4"; whoever wrote that meant something else."""
+    """Base of all sections. Strict: true is not a number, and the text "4" is not 4."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class DataSection(_Section):
-    """[data]: what is learnt from, and who holds what."""
+    """[data]: the data set, and how it is split between clients."""
 
-    name: Literal["strokes", "mnist", "fashion_mnist", "cifar10", "synthetic", "npz"] = Field(
-        "strokes", description="Data set; `strokes` and `synthetic` are made by the program, `npz` is your own folder."
+    name: DataName = Field(
+        "strokes", description="Data set. alidpfl makes `strokes` and `synthetic` itself; `npz` is your own folder."
     )
     data_dir: str | None = Field(
         None, examples=["/my/folder"], description="Folder of the real data sets, or of your .npz files."
     )
     partition: Literal["iid", "dirichlet", "natural"] | None = Field(
-        None, description="Split by client; left out: dirichlet, or natural where the data set says who holds what."
+        None,
+        description="Split of the records. Default: `dirichlet`, or `natural` if the data set says who holds what.",
     )
-    dirichlet_beta: float = Field(0.5, gt=0, description="Skew of the labels; smaller is harder.")
+    dirichlet_beta: float = Field(0.5, gt=0, description="Skew of the labels between clients. Smaller is harder.")
     clients: int = Field(10, ge=1, le=1_000_000, description="Number of clients.")
-    min_samples: int = Field(10, ge=1, description="Least records of a client in a Dirichlet split.")
+    min_samples: int = Field(10, ge=1, description="Fewest records of a client in a Dirichlet split.")
     validation: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Share of the training set that no client holds: public data for tuning and for adap_dpfl.",
+        description="Share of the training set that no client holds: public data, for tuning and for adap_dpfl.",
     )
-    pixel_range: tuple[float, float] = Field((-1.0, 1.0), strict=False, description="What black and white become.")
+    pixel_range: tuple[float, float] = Field((-1.0, 1.0), strict=False, description="Values of black and white pixels.")
     num_classes: int | None = Field(
         None,
         ge=2,
         examples=[3],
-        description="`npz`: number of classes; left out: from the clients' labels, which no ε covers.",
+        description="`npz`: number of classes. Default: counted in the clients' labels, which no ε covers.",
     )
     alpha: float = Field(1.0, ge=0, le=1e6, description="`synthetic`: how much clients' models differ.")
     beta: float = Field(1.0, ge=0, le=1e6, description="`synthetic`: how much clients' inputs differ.")
+    options: dict[str, Any] = Field(
+        {}, examples=[{"year": 2026}], description="Settings of a data set from another package, as it documents them."
+    )
 
 
 class ModelSection(_Section):
-    """[model]: what is trained."""
+    """[model]: the network and its loss."""
 
-    name: Literal["cnn", "compact_cnn", "linear", "mlp", "scatter_linear"] = Field(
+    name: ModelName = Field(
         "compact_cnn",
-        description="`cnn` is the paper's, for images; `compact_cnn` learns more from small budgets; `scatter_linear`, "
-        "softmax on fixed features of images, most.",
+        description="The network. `cnn` is the paper's, for images. `compact_cnn` learns more from small budgets. "
+        "`scatter_linear`, softmax on fixed features of images, learns most.",
     )
+    loss: LossName = Field("cross_entropy", description="The loss of each record.")
     hidden: int = Field(128, ge=1, le=100_000, description="`mlp`: width of its hidden layer.")
     frequencies: int = Field(
-        6, ge=0, description="`scatter_linear`: scattering is cut to this sum of row and column frequency."
+        6,
+        ge=0,
+        description="`scatter_linear`: keep scattering coefficients up to this sum of row and column frequency.",
     )
     upright: bool = Field(
-        False, description="`scatter_linear`: centre every image and shear it upright first; for handwriting."
+        False, description="`scatter_linear`: centre every image and set it upright first, for handwriting."
     )
     positions: Annotated[Literal[1, 2, 4], BeforeValidator(_whole)] = Field(
         1,
-        description="`scatter_linear`: average features over so many positions of the image, two pixels apart.",
+        description="`scatter_linear`: average features over this many shifts of the image, two pixels apart.",
     )
-    learned: tuple[Literal["leaves", "garments"], ...] = Field(
+    learned: tuple[Annotated[str, Field(pattern=r"^.+#sha256=[0-9a-f]{64}$")], ...] = Field(
         (),
         strict=False,  # TOML has lists, not tuples
-        examples=[["leaves"]],
-        description="`scatter_linear`: also features of filters that were learnt on made-up pictures: `leaves` for "
-        "photographs, `garments` for clothes.",
+        examples=[["filters.safetensors#sha256=" + 64 * "0"]],
+        description="`scatter_linear`: at most two files of learned filters, each as `PATH#sha256=HEX`. "
+        "A relative path starts at the configuration file's folder. The recipes' files are in `reproduction/filters`.",
     )
     deviation_clip: float = Field(
         0.05,
@@ -111,26 +147,28 @@ class ModelSection(_Section):
 class PrivacySection(_Section):
     """[privacy]: the budget of every client, and the mechanism that spends it."""
 
-    epsilon: float = Field(
-        2.0, gt=0, le=1e6, description="ε that every client may spend; the smaller, the more private."
-    )
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ of every client: probability with which ε may fail to hold.")
-    accountant: AccountantName = Field("pld", description="How ε is computed; pld is the tightest.")
+    epsilon: float = Field(2.0, gt=0, le=1e6, description="ε that every client may spend. Smaller is more private.")
+    delta: float = Field(1e-5, gt=0, lt=1, description="δ of every client: the probability that ε may fail to hold.")
+    accountant: Accountant = Field("pld", description="How ε is computed. `pld` is the tightest.")
     sample_rate: float = Field(0.04, ge=1e-9, le=1, description="q: probability that a record joins a batch.")
     noise_multiplier: float | None = Field(
-        None, gt=0, examples=[1.1], description="σ: noise over C; left out: the least that pays for `max_steps` steps."
+        None,
+        gt=0,
+        examples=[1.1],
+        description="σ: noise divided by C. Default: the least noise that pays for `max_steps` steps.",
     )
     max_steps: int | None = Field(
         None,
         ge=1,
         examples=[100],
-        description="R_c wished for: sets σ where that is left out. Left out too: `local_steps` a round for the policy "
-        "`fixed`, two a round for others. `pe_dpfl` with variant `output` is charged one a round and does not read it.",
+        description="R_c: local steps that σ is chosen to pay for, if `noise_multiplier` is not set. Default: "
+        "`local_steps` for each round with the policy `fixed`, two for each round with others. `pe_dpfl` with variant "
+        "`output` is charged by the round and does not read it.",
     )
     noise: NoiseKind = Field(
         "gaussian",
-        description="`grid` is exact to the last bit, and slower: sums of whole numbers, one record at a time, and "
-        "noise in whole numbers.",
+        description="`grid` is exact to the last bit, and slower: it adds whole numbers, record by record, and noise "
+        "in whole numbers.",
     )
     statistics_noise: float = Field(
         10.0, gt=0, description="`scatter_linear`: σ of each of the two releases that centre and scale its features."
@@ -144,92 +182,107 @@ class PrivacySection(_Section):
 
 
 class MethodSection(_Section):
-    """[method]: which paper, which rule for τ, which step sizes."""
+    """[method]: the method, the policy for τ, and the step sizes."""
 
-    name: Literal["fedavg_dp", "ali_dpfl", "adap_dpfl", "pe_dpfl"] = Field("ali_dpfl", description="The method.")
-    policy: Literal["ali", "corrected", "fixed", "paper", "ratio", "reference"] | None = Field(
-        None, description="How local steps, τ, are chosen; left out: ali for ali_dpfl, fixed for the others."
+    name: MethodName = Field("ali_dpfl", description="The method.")
+    policy: PolicyName | None = Field(
+        None,
+        description="How the number of local steps τ is chosen. Default: `ali` for ali_dpfl, `fixed` for the others.",
     )
     local_steps: int | None = Field(
         None,
         ge=1,
         examples=[3],
-        description="Local steps τ a round, of the policy fixed; left out: 1, and 3 for adap_dpfl and pe_dpfl.",
+        description="Local steps τ of a round, for the policy `fixed`. Default: 1; 3 for adap_dpfl and pe_dpfl.",
     )
     clip_norm: float = Field(
-        1.0, gt=0, description="C: each record's gradient is clipped to it; for adap_dpfl that of the first round."
+        1.0, gt=0, description="C: each record's gradient is clipped to this norm. For adap_dpfl, C of the first round."
     )
     learning_rate: float = Field(4.0, ge=1e-9, le=1e6, description="η₀: the clients' step size at the start.")
     schedule: Literal["constant", "late_decay", "linear", "cosine"] = Field(
-        "late_decay", description="How the step size η falls in the course of training."
+        "late_decay", description="How the step size η falls during training."
     )
     heterogeneity: float | None = Field(
         None,
         ge=0,
         examples=[5.0],
-        description="Γ of Lemma 2, how far clients' optima lie apart; left out: as the paper sets it for the split "
-        "(a guess over vaults, where there is none), 1 where clients come with the data.",
+        description="Γ of Lemma 2: how far the clients' optima lie apart. Default: the paper's value for the split (a "
+        "guess over vaults, which have no split), 1 if the clients come with the data.",
     )
     options: dict[str, Any] = Field(
-        {}, examples=[{"draws": 2}], description="Further settings of the method: the table below."
+        {}, examples=[{"draws": 2}], description="Further settings of the method, see the table below."
     )
     policy_options: dict[str, Any] = Field(
-        {}, examples=[{"pace_limit": 2.0}], description="Further settings of the policy: the table below."
+        {}, examples=[{"pace_limit": 2.0}], description="Further settings of the policy, see the table below."
     )
 
 
 class FederationSection(_Section):
     """[federation]: rounds, limits, and the server."""
 
-    max_rounds: int = Field(50, ge=1, description="R_s: the most rounds of communication.")
+    max_rounds: int = Field(50, ge=1, description="R_s: the maximum number of communication rounds.")
     clients_per_round: int | None = Field(
-        None, ge=1, examples=[5], description="Drawn at random each round; left out: all."
+        None, ge=1, examples=[5], description="Number of clients drawn at random in each round. Default: all."
     )
     time_limit: Seconds | None = Field(
-        None, gt=0, le=1e9, examples=["2h"], description='Stop before crossing it, such as "2h" or 90 seconds.'
+        None,
+        gt=0,
+        le=1e9,
+        examples=["2h"],
+        description='Stop before training takes longer, such as "2h" or 90 (seconds).',
     )
     traffic_limit: Bytes | None = Field(
-        None, gt=0, examples=["5GB"], description='Stop before crossing it, such as "5GB".'
+        None, gt=0, examples=["5GB"], description='Stop before more bytes have travelled, such as "5GB".'
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="Of the server's step: how much of the last one is kept.")
-    averaging: float = Field(0.0, ge=0, lt=1, description="Moving average of the model that is evaluated and saved.")
-    quorum: float = Field(0.5, gt=0, le=1, description="Least share of a round's updates that must arrive.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of the server's step.")
+    averaging: float = Field(
+        0.0, ge=0, lt=1, description="Weight of the past in the moving average that is evaluated and saved."
+    )
+    quorum: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of a round's updates that must arrive; with fewer, the model stays as it is.",
+    )
     max_client_weight: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="Cap on one client's share of the average, and so many updates are a quorum that none exceeds it; "
-        "left out: none. `alidpfl flower init` writes 0.5, since a node's size is its own word.",
+        description="Cap on one client's share of the average. A round then needs so many updates that no client "
+        "exceeds it. Default: no cap. `alidpfl flower init` writes 0.5, because a node states its own size.",
     )
     weight_exponent: float = Field(
         1.0,
         ge=0,
         le=2,
-        description="A client's share goes with its records to this power; above 1, small clients' noise counts less.",
+        description="A client's share is its number of records to this power. Above 1, small clients count less.",
     )
-    dropout_rate: float = Field(0.0, ge=0, lt=1, description="Simulated: share of clients that never answer.")
-    straggler_rate: float = Field(0.0, ge=0, lt=1, description="Simulated: share whose answer comes too late.")
+    dropout_rate: float = Field(0.0, ge=0, lt=1, description="Simulated share of clients that never answer.")
+    straggler_rate: float = Field(0.0, ge=0, lt=1, description="Simulated share of clients that answer too late.")
 
 
 class RunSection(_Section):
-    """[run]: seeds, processes, looks at the test set."""
+    """[run]: seeds, processes and evaluation."""
 
-    seed: int = Field(0, ge=0, lt=2**63, description="Of the split, the first weights, batches and noise.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the split, the first weights, the batches and the noise.")
     randomness: Literal["seeded", "secure"] = Field(
-        "seeded", description="Batches and noise: repeatable, or from the operating system's entropy."
+        "seeded",
+        description="Batches and noise: `seeded` can be repeated, `secure` uses the operating system's entropy.",
     )
     processes: int | None = Field(
-        None, ge=1, le=1024, examples=[2], description="Worker processes; left out: one a core."
+        None, ge=1, le=1024, examples=[2], description="Worker processes. Default: one for each core."
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where clients train.")
-    evaluate_every: int = Field(10, ge=1, description="Rounds between two evaluations; the last is always evaluated.")
+    evaluate_every: int = Field(
+        10, ge=1, description="Rounds between two evaluations. The last round is always evaluated."
+    )
     evaluate_on: Literal["test", "validation"] = Field(
-        "test", description="`validation` leaves the test set alone: for choosing settings."
+        "test", description="Data to evaluate on. `validation` leaves the test set alone, for choosing settings."
     )
 
 
 class Config(_Section):
-    """A whole run."""
+    """All settings of a run."""
 
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
@@ -240,60 +293,75 @@ class Config(_Section):
 
     @property
     def partition(self) -> Literal["iid", "dirichlet", "natural"]:
-        """How the records are split, also where that was left out."""
+        """The split of the records: the one that is set, or the data set's default."""
         if self.data.partition is not None:
             return self.data.partition
-        return "natural" if self.data.name in ("synthetic", "npz") else "dirichlet"
+        name = self.data.name
+        is_natural = name in _WITH_CLIENTS or (
+            name not in DATASETS.shipped and getattr(DATASETS[name], "natural_clients", False)
+        )
+        return "natural" if is_natural else "dirichlet"
+
+    @property
+    def has_private_data(self) -> bool:
+        """True for the user's own records, and for data sets of other packages, which may be private."""
+        return self.data.name == "npz" or self.data.name not in DATASETS.shipped
 
     @property
     def policy(self) -> str:
-        """How τ is chosen, also where that was left out."""
-        return self.method.policy or DEFAULT_POLICIES[self.method.name]
+        """The policy that chooses τ: the one that is set, or the method's default."""
+        return self.method.policy or str(METHODS[self.method.name].default_policy)
 
     @property
-    def budget(self) -> PrivacyBudget:
+    def budget(self) -> "PrivacyBudget":
         """(ε, δ) of every client."""
+        from alidpfl.privacy import PrivacyBudget
+
         return PrivacyBudget(epsilon=self.privacy.epsilon, delta=self.privacy.delta)
 
     @property
     def release(self) -> Release:
-        """What the noise goes on."""
+        """What the noise is added to: every step, or a round's update."""
+        of_method = getattr(METHODS[self.method.name], "release", "step")
+        if of_method in ("step", "update"):
+            return "update" if of_method == "update" else "step"
         return "update" if self.method.options.get("variant") == "output" else "step"
 
     @property
     def has_statistics(self) -> bool:
-        """True where two releases, of means and of variances, come before the training."""
+        """True if two releases, of means and of variances, come before the training."""
         return self.model.name == "scatter_linear"
 
     @property
     def training_rounds(self) -> int:
-        """R_s without the rounds in which statistics are exchanged."""
+        """R_s without the rounds that exchange statistics."""
         return self.federation.max_rounds - (STATISTICS if self.has_statistics else 0)
 
     @property
     def local_steps(self) -> int:
-        """τ of the policy fixed, also where that was left out."""
-        return self.method.local_steps or _LOCAL_STEPS.get(self.method.name, 1)
+        """τ of the policy `fixed`: the number that is set, or the method's default."""
+        return self.method.local_steps or int(METHODS[self.method.name].default_local_steps)
 
-    def anchored(self) -> "Config":
-        """With the whole path of the data, by which a run goes on from whatever folder it is resumed in."""
+    def with_absolute_paths(self) -> "Config":
+        """Return a copy with an absolute `data_dir`, so that resuming works from any directory."""
         if not self.data.data_dir:
             return self
         data = self.data.model_copy(update={"data_dir": os.path.abspath(self.data.data_dir)})
         return self.model_copy(update={"data": data})
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values for a TOML file: all that takes effect, without what stays open."""
+        """Return the settings that take effect as nested plain values, for a TOML file."""
         values = self.model_dump(mode="json", exclude_none=True)
         values["data"]["partition"] = self.partition
         values["method"]["policy"] = self.policy
-        if self.data.name == "npz":  # there are as many as files
+        if self.data.name == "npz":  # one client for each file
             values["data"].pop("clients", None)
         if not self.has_statistics:
             for section, key in STATISTICS_SETTINGS:
                 values[section].pop(key)
-        if self.privacy.noise == "gaussian":  # as it was before there was a choice: runs of that time keep their names
-            values["privacy"].pop("noise")
+        for section, key, default in _LATER_SETTINGS:
+            if values[section][key] == default:
+                values[section].pop(key)
         if self.policy == "fixed":
             values["method"]["local_steps"] = self.local_steps
         return values

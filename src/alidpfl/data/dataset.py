@@ -1,7 +1,10 @@
-"""What a data set is: labelled tensors for training and for testing, and whose they are where that is given."""
+"""Data sets: labelled tensors for training and for testing, and `load`, which finds a data set by its name."""
 
+import inspect
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,78 +12,86 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from alidpfl.errors import ConfigError, DataError
+from alidpfl.registry import DATASETS
+from alidpfl.types import OnProgress
 
 PixelRange = tuple[float, float]
-"""The values that black and white (0 and 255) become."""
+"""The values that black and white (0 and 255) are scaled to."""
 
 DEFAULT_PIXEL_RANGE: PixelRange = (-1.0, 1.0)
 
 _MAX_BYTE = 255
-_FEWEST_CLASSES = 2
-_OFF_A_LEVEL = 0.01  # of a byte's distance: rounding of float32 is far below
+_MIN_CLASSES = 2
+_BYTE_TOLERANCE = 0.01  # far above the rounding of float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledData:
-    """Inputs with their classes, checked on construction: equal in number, finite, whole-numbered from 0.
+    """Records with their classes. Types, shapes and values are checked on construction.
 
     >>> LabelledData(inputs=torch.zeros(3, 60), targets=torch.tensor([0, 1, 1]))
-    LabelledData(3 samples of shape (60,))
+    LabelledData(3 records of shape (60,))
     """
 
     inputs: Tensor
     """(n, ...) float32."""
     targets: Tensor
-    """(n,) int64, from 0."""
+    """(n,) int64, numbered from 0."""
 
     def __post_init__(self) -> None:
         _check_tensors(self.inputs, self.targets)
-        if self.inputs.numel() and not all(
-            math.isfinite(end) for end in torch.aminmax(self.inputs)
-        ):  # NaN goes through
+        # aminmax returns NaN if any input is NaN.
+        if self.inputs.numel() and not all(math.isfinite(end) for end in torch.aminmax(self.inputs)):
             raise DataError("inputs have values that are NaN or infinite; clean them before training")
         if len(self.targets) and int(self.targets.min()) < 0:
             raise DataError("targets have negative numbers; number the classes from 0")
 
+    @classmethod
+    def from_images(
+        cls, images: NDArray[np.uint8], labels: NDArray[np.int64], pixel_range: PixelRange
+    ) -> "LabelledData":
+        """Scale images of bytes to `pixel_range` and pair them with their labels."""
+        return cls(inputs=scaled_images(images, pixel_range), targets=torch.from_numpy(labels))
+
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __repr__(self) -> str:  # data are private: a traceback or a log must not print them
-        return f"LabelledData({len(self)} samples of shape {tuple(self.inputs.shape[1:])})"
+    def __repr__(self) -> str:  # records are private: a traceback or a log must not print them
+        return f"LabelledData({len(self)} records of shape {tuple(self.inputs.shape[1:])})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A data set with its training and its test part; two data sets may share tensors, so change none in place."""
+    """A data set with its training part and its test part. Data sets may share tensors: change none in place."""
 
     name: str
     train: LabelledData
     test: LabelledData
     num_classes: int
     is_synthetic: bool
-    """True where a program made the data: results on them say nothing of results on real ones."""
+    """True if a program made the data: results on them say nothing about results on real data."""
     shown: tuple[str, ...] = ()
-    """What is known of the clients' records before training, without noise: no ε covers it."""
+    """Facts about the clients' records that are known before training, without noise. No ε covers them."""
     test_is_held_out: bool = False
-    """True where the test part was taken from the clients' own records."""
+    """True if the test part was taken from the clients' own records."""
     natural_clients: tuple[Tensor, ...] | None = field(default=None, repr=False)
-    """Where clients are given: for each the indices (int64, sorted) of its training samples; otherwise None."""
+    """The rows of `train` that each client holds (int64, sorted), if the data set has clients of its own."""
     client_names: tuple[str, ...] = ()
-    """Of the given clients, where they have any."""
+    """The names of these clients, if they have names."""
 
     def __post_init__(self) -> None:
-        if self.num_classes < _FEWEST_CLASSES:
-            raise DataError(f"{self.name}: {self.num_classes} class; classification needs at least {_FEWEST_CLASSES}")
+        if self.num_classes < _MIN_CLASSES:
+            raise DataError(f"{self.name}: num_classes={self.num_classes} must be at least {_MIN_CLASSES}")
         for part_name, part in (("train", self.train), ("test", self.test)):
             if len(part) == 0:
-                raise DataError(f"{self.name}: the {part_name} part is empty; give at least one sample")
+                raise DataError(f"{self.name}: the {part_name} part is empty; give at least one record")
             if int(part.targets.max()) >= self.num_classes:
                 raise DataError(
-                    f"{self.name}: targets of the {part_name} part reach beyond num_classes={self.num_classes}; "
+                    f"{self.name}: the {part_name} part has classes beyond num_classes={self.num_classes}; "
                     "number the classes from 0"
                 )
-        if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
-            shapes = [tuple(part.inputs.shape[1:]) for part in (self.train, self.test)]
+        shapes = [tuple(part.inputs.shape[1:]) for part in (self.train, self.test)]
+        if shapes[0] != shapes[1]:
             raise DataError(
                 f"{self.name}: inputs have shape {shapes[0]} in train and {shapes[1]} in test; make them equal"
             )
@@ -89,8 +100,105 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input: (channels, height, width) for images."""
+        """The shape of one input: (channels, height, width) for images."""
         return tuple(self.train.inputs.shape[1:])
+
+
+def load(
+    name: str,
+    *,
+    data_dir: Path | None = None,
+    seed: int = 0,
+    cache_dir: Path | None = None,
+    pixel_range: PixelRange = DEFAULT_PIXEL_RANGE,
+    on_progress: OnProgress | None = None,
+    **options: Any,
+) -> Dataset:
+    """Load a data set by its name.
+
+    A loader is a function that takes any of these parameters by keyword, and options of its own. `alidpfl.registry`
+    lists the loaders; other packages add theirs by the entry point `alidpfl.datasets`.
+
+    Args:
+        name: `strokes` (drawn digits, no download), `mnist`, `fashion_mnist`, `cifar10` (see `alidpfl data get`),
+            `synthetic` (from FedProx), `npz` (your own files, one for each client), or the name of a plug-in.
+        data_dir: the only directory that is searched for real data; for `npz` the folder of the files.
+        seed: draws generated data, and the records that `npz` holds out. Real data do not depend on it.
+        cache_dir: where generated data are kept. Default: the user's cache.
+        pixel_range: the values that black and white are scaled to.
+        on_progress: called with the task and the share that is done.
+        options: for `synthetic`: clients, alpha, beta, is_iid, max_samples; for `npz`: num_classes.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ConfigError: the name or an option is not known, or a value is outside its range.
+        DataError: files are missing or damaged.
+
+    >>> load("synthetic", clients=3).is_synthetic
+    True
+    """
+    loader = DATASETS[name]
+    common = {
+        "data_dir": data_dir,
+        "seed": seed,
+        "cache_dir": cache_dir,
+        "pixel_range": checked_pixel_range(pixel_range),
+        "on_progress": on_progress,
+    }
+    parameters = inspect.signature(loader).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        known = [parameter for parameter in parameters if parameter not in common]
+        if unknown := sorted(set(options) - set(known)):
+            raise ConfigError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(known) or 'none'}")
+        common = {key: value for key, value in common.items() if key in parameters}
+    dataset = loader(**common, **options)
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(f"data set {name!r}: its loader must return a Dataset, not {type(dataset).__name__}")
+    return dataset
+
+
+def scaled_images(pixels: NDArray[np.uint8], pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Tensor:
+    """Return images of bytes as float32 in `pixel_range`.
+
+    >>> scaled_images(np.array([[0, 255]], np.uint8)).tolist()
+    [[-1.0, 1.0]]
+    """
+    low, high = checked_pixel_range(pixel_range)
+    # Dividing first makes black and white exact.
+    return torch.from_numpy(pixels.astype(np.float32)).div_(_MAX_BYTE).mul_(high - low).add_(low)
+
+
+def image_bytes(images: Tensor, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Tensor:
+    """Return scaled images as uint8: the inverse of `scaled_images`.
+
+    Raises:
+        DataError: the images are not bytes scaled to `pixel_range`.
+
+    >>> image_bytes(torch.tensor([[-1.0, 1.0]])).tolist()
+    [[0, 255]]
+    """
+    low, high = checked_pixel_range(pixel_range)
+    levels = (images - low).mul_(_MAX_BYTE / (high - low))
+    whole = levels.round()
+    if images.numel() and not (
+        float((levels - whole).abs().max()) < _BYTE_TOLERANCE
+        and float(whole.min()) >= 0
+        and float(whole.max()) <= _MAX_BYTE
+    ):
+        raise DataError(
+            f"images are not bytes scaled to pixel_range={pixel_range}; give uint8, 0 for black to 255 for white"
+        )
+    return whole.to(torch.uint8)
+
+
+def checked_pixel_range(pixel_range: PixelRange) -> PixelRange:
+    """Return `pixel_range` as two finite floats, the first below the second."""
+    low, high = (float(value) for value in pixel_range)
+    if not -math.inf < low < high < math.inf:
+        raise ConfigError(f"pixel_range={pixel_range} must be two numbers, the smaller first, such as (-1, 1)")
+    return low, high
 
 
 def _check_tensors(inputs: object, targets: object) -> None:
@@ -107,53 +215,14 @@ def _check_tensors(inputs: object, targets: object) -> None:
         )
 
 
-def _check_clients(name: str, clients: tuple[Tensor, ...], num_samples: int) -> None:
-    """Clients must not share a sample: its loss of privacy would be counted once and spent twice."""
-    seen = torch.zeros(num_samples, dtype=torch.bool)
-    for number, indices in enumerate(clients):
-        if indices.dtype != torch.int64 or indices.ndim != 1:
-            raise DataError(f"{name}: client {number} has indices of type {indices.dtype}; need one row of torch.int64")
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < num_samples:
-            raise DataError(f"{name}: client {number} has indices outside 0..{num_samples - 1}")
-        if bool(seen[indices].any()) or len(indices.unique()) != len(indices):
-            raise DataError(f"{name}: client {number} has samples that another client has too; make clients disjoint")
-        seen[indices] = True
-
-
-def scaled_images(pixels: NDArray[np.uint8], pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Tensor:
-    """Bytes to float32 in `pixel_range`.
-
-    >>> scaled_images(np.array([[0, 255]], np.uint8)).tolist()
-    [[-1.0, 1.0]]
-    """
-    low, high = checked_pixel_range(pixel_range)
-    # Divided first: then black and white are met exactly.
-    return torch.from_numpy(pixels.astype(np.float32)).div_(_MAX_BYTE).mul_(high - low).add_(low)
-
-
-def image_bytes(images: Tensor, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Tensor:
-    """The inverse of `scaled_images`: uint8.
-
-    >>> image_bytes(torch.tensor([[-1.0, 1.0]])).tolist()
-    [[0, 255]]
-    """
-    low, high = checked_pixel_range(pixel_range)
-    levels = (images - low).mul_(_MAX_BYTE / (high - low))
-    whole = levels.round()
-    if (images.numel() and not float((levels - whole).abs().max()) < _OFF_A_LEVEL) or not _are_bytes(whole):
-        raise DataError(
-            f"images are not bytes scaled to pixel_range={pixel_range}; give uint8, 0 for black to 255 for white"
-        )
-    return whole.to(torch.uint8)
-
-
-def _are_bytes(levels: Tensor) -> bool:
-    return levels.numel() == 0 or (float(levels.min()) >= 0 and float(levels.max()) <= _MAX_BYTE)
-
-
-def checked_pixel_range(pixel_range: PixelRange) -> PixelRange:
-    """`pixel_range` as two finite floats, the first below the second."""
-    low, high = (float(value) for value in pixel_range)
-    if not -float("inf") < low < high < float("inf"):
-        raise ConfigError(f"pixel_range={pixel_range} must be two numbers, the smaller first, such as (-1, 1)")
-    return low, high
+def _check_clients(name: str, clients: tuple[Tensor, ...], num_records: int) -> None:
+    """Check that clients share no record: its privacy loss would be counted once and spent twice."""
+    seen = torch.zeros(num_records, dtype=torch.bool)
+    for number, rows in enumerate(clients):
+        if rows.dtype != torch.int64 or rows.ndim != 1:
+            raise DataError(f"{name}: client {number} has rows of type {rows.dtype}; need one dimension of torch.int64")
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < num_records:
+            raise DataError(f"{name}: client {number} has rows outside 0..{num_records - 1}")
+        if bool(seen[rows].any()) or len(rows.unique()) != len(rows):
+            raise DataError(f"{name}: client {number} has records that another client has too; make clients disjoint")
+        seen[rows] = True

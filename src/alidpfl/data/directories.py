@@ -1,106 +1,164 @@
-"""Where data sets lie on disk: which folders are searched, in which order, and which layouts are understood."""
+"""Find data sets on disk: which directories are searched, what they hold, and whether the files are intact."""
 
+import gzip
+import hashlib
 import os
 import shlex
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from alidpfl.data.sources import Source
+import platformdirs
+
+from alidpfl.data.sources import SOURCES, KnownFile, Source
 from alidpfl.errors import ConfigError, DataError
+from alidpfl.registry import DATASETS
 
 DATA_DIR_VARIABLE = "ALIDPFL_DATA_DIR"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """A folder of known files."""
-
-    name: str
-    folder: str
-    """Below a data directory, or absolute."""
-    files: tuple[str, ...]
-    """Each as it is or with `.gz`."""
+_BLOCK = 1 << 20
+_BUILT_IN = {
+    "strokes": "drawn digits, 60,000 + 10,000 of 1x28x28",
+    "synthetic": "Synthetic(α, β) of FedProx, 60 inputs",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """A data set found on disk, complete."""
+    """A complete copy of a data set on disk."""
 
-    layout: Layout
+    layout: str
+    """`Source.layout`, or "debian" for the system's folder."""
     folder: Path
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files, in the order of the layout."""
-        found = [present(self.folder / name) for name in self.layout.files]
-        return tuple(path for path in found if path is not None)
+    files: tuple[Path, ...]
+    """In the order of `Source.files`."""
 
     @property
     def num_bytes(self) -> int:
-        """Size on disk."""
+        """The size on disk."""
         return sum(path.stat().st_size for path in self.files)
 
 
-def layouts(source: Source) -> tuple[Layout, ...]:
-    """The layouts in which the data set may lie, best first."""
-    files = tuple(file.name for file in source.files)
-    names = {"cifar10": "binary"}
-    own = Layout(name=names.get(source.name, "torchvision"), folder=source.folder, files=files)
-    match source.name:
-        case "fashion_mnist":  # of the Debian package dataset-fashion-mnist
-            return own, Layout(name="debian", folder="/usr/share/datasets/fashion-mnist", files=files)
-        case _:
-            return (own,)
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line of `alidpfl data list`."""
+
+    name: str
+    kind: Literal["synthetic", "real", "own", "plug-in"]
+    state: Literal["ok", "corrupt", "missing", "built in", "yours", "installed"]
+    layout: str = ""
+    folder: str = ""
+    num_bytes: int = 0
+    note: str = ""
+    """How to get the data set, or what is wrong with it and how to fix it."""
+
+
+def user_cache() -> Path:
+    """Return the user's cache directory, on Linux $XDG_CACHE_HOME/alidpfl or ~/.cache/alidpfl. It may not exist yet."""
+    return platformdirs.user_cache_path("alidpfl")
 
 
 def search_path(data_dir: Path | None = None) -> tuple[Path, ...]:
-    """The directories that are searched: `data_dir` alone if given, else $ALIDPFL_DATA_DIR, then the user's cache."""
+    """Return the directories to search: `data_dir` alone if given, else $ALIDPFL_DATA_DIR, then the user's cache."""
     if data_dir is not None:
         if not data_dir.is_dir():
             raise ConfigError(f"data_dir={str(data_dir)!r} is not a folder; create it or give another")
         return (data_dir,)
-    named = os.environ.get(DATA_DIR_VARIABLE)
-    return (Path(named), user_cache()) if named else (user_cache(),)
+    variable = os.environ.get(DATA_DIR_VARIABLE)
+    return (Path(variable), user_cache()) if variable else (user_cache(),)
 
 
 def download_directory(data_dir: Path | None = None) -> Path:
-    """Where a download goes: `data_dir`, else $ALIDPFL_DATA_DIR, else the user's cache. It need not exist yet."""
-    named = os.environ.get(DATA_DIR_VARIABLE)
-    return data_dir or (Path(named) if named else user_cache())
-
-
-def present(path: Path) -> Path | None:
-    """`path`, or the same with `.gz`, whichever is there."""
-    packed = path.with_name(path.name + ".gz")
-    return path if path.is_file() else packed if packed.is_file() else None
+    """Return where downloads go: `data_dir`, else $ALIDPFL_DATA_DIR, else the user's cache. It may not exist yet."""
+    variable = os.environ.get(DATA_DIR_VARIABLE)
+    return data_dir or (Path(variable) if variable else user_cache())
 
 
 def find(source: Source, data_dir: Path | None = None) -> Location:
-    """The first complete copy of the data set; DataError that says where it was looked for and how to get it."""
-    missing = ""
+    """Return the first complete copy of a data set.
+
+    Raises:
+        DataError: there is none. The error names the directories that were searched and the command to download it.
+    """
+    incomplete = ""
     searched = search_path(data_dir)
-    for directory in searched:
-        for layout in layouts(source):
-            folder = directory / layout.folder
-            absent = [name for name in layout.files if present(folder / name) is None]
-            if not absent:
-                return Location(layout=layout, folder=folder)
-            if len(absent) < len(layout.files) and not missing:
-                missing = f" ({folder} lacks {', '.join(absent)})"
+    for layout, folder in _places(source, searched):
+        found = [present(folder / file.name) for file in source.files]
+        if all(found):
+            return Location(layout=layout, folder=folder, files=tuple(path for path in found if path is not None))
+        if any(found) and not incomplete:
+            absent = [file.name for file, path in zip(source.files, found, strict=True) if path is None]
+            incomplete = f" ({folder} lacks {', '.join(absent)})"
     raise DataError(
-        f"{source.name} is not in {', '.join(map(str, searched))}{missing}; {how_to_get(source, data_dir)}, "
+        f"{source.name} is not in {', '.join(map(str, searched))}{incomplete}; {how_to_get(source, data_dir)}, "
         f"or {f'set {DATA_DIR_VARIABLE} to' if data_dir is None else 'give'} a folder that has {source.folder}/"
     )
 
 
+def present(path: Path) -> Path | None:
+    """Return `path`, or the same name with `.gz`, whichever exists; None if neither does."""
+    packed = path.with_name(path.name + ".gz")
+    return path if path.is_file() else packed if packed.is_file() else None
+
+
+def is_whole(path: Path, known: KnownFile) -> bool:
+    """Return True if `path`, or the same name with `.gz`, exists and has the published contents."""
+    found = present(path)
+    try:
+        return found is not None and digest(found, is_packed=found.suffix == ".gz") == known.sha256
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
+def digest(path: Path, algorithm: str = "sha256", *, is_packed: bool = False) -> str:
+    """Return the checksum of a file in hex. A file that `is_packed` is unpacked by gzip first."""
+    total = hashlib.new(algorithm, usedforsecurity=algorithm != "md5")
+    with gzip.open(path) if is_packed else path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            total.update(block)
+    return total.hexdigest()
+
+
 def how_to_get(source: Source, data_dir: Path | None = None) -> str:
-    """The command that downloads the data set."""
+    """Return the command that downloads a data set, as part of an error or a note."""
     where = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
     return f"run `alidpfl data get {source.name}{where}` (about {source.megabytes} MB)"
 
 
-def user_cache() -> Path:
-    """$XDG_CACHE_HOME/alidpfl, else ~/.cache/alidpfl. It need not exist yet."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification: a relative path is to be ignored.
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "alidpfl"
+def inventory(data_dir: Path | None = None) -> tuple[Entry, ...]:
+    """Return an entry for every data set. The contents of downloaded ones are compared with the published checksums."""
+    plugins = [name for name in DATASETS if name not in DATASETS.shipped]
+    return (
+        *(Entry(name=name, kind="synthetic", state="built in", note=note) for name, note in _BUILT_IN.items()),
+        *(_real(source, data_dir) for source in SOURCES.values()),
+        Entry(
+            name="npz", kind="own", state="yours", note="a folder with a .npz file (x, y) for each client: --data-dir"
+        ),
+        *(Entry(name=name, kind="plug-in", state="installed", note="from another package") for name in plugins),
+    )
+
+
+def _places(source: Source, directories: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
+    for directory in directories:
+        yield source.layout, directory / source.folder
+    if source.system_folder:
+        yield "debian", Path(source.system_folder)
+
+
+def _real(source: Source, data_dir: Path | None) -> Entry:
+    try:
+        found = find(source, data_dir)
+    except DataError:
+        return Entry(name=source.name, kind="real", state="missing", note=how_to_get(source, data_dir))
+    broken = [file.name for file in source.files if not is_whole(found.folder / file.name, file)]
+    return Entry(
+        name=source.name,
+        kind="real",
+        state="corrupt" if broken else "ok",
+        layout=found.layout,
+        folder=str(found.folder),
+        num_bytes=found.num_bytes,
+        note=f"delete {', '.join(broken)} and {how_to_get(source, data_dir)}" if broken else "",
+    )

@@ -1,8 +1,8 @@
-"""The shapes of the ten digits of `strokes`: several ways of writing each, as smooth curves through control points.
+"""The shapes of the ten digits of `strokes`: several ways to write each, as smooth curves given by control points.
 
-A stroke is a quadratic B-spline: every point of it is a fixed mix of three neighbouring control points, so that moving
-control points moves the curve, with additions and multiplications only. A control point given twice makes a corner.
-Coordinates are in a unit box, x to the right and y down.
+A stroke is a quadratic B-spline: each of its points is a fixed weighted sum of three neighbouring control points. So
+moving control points moves the curve, with additions and multiplications only. A control point given twice makes a
+corner. Coordinates are in a unit box, x to the right and y down.
 """
 
 from collections.abc import Sequence
@@ -18,113 +18,79 @@ Stroke: TypeAlias = tuple[tuple[float, float], ...]
 _SPACING = 0.04
 """Distance between the points of a curve: 0.8 pixels at the usual size, less than the pen is wide."""
 _FINE = 32
-"""Points of a piece of curve that measure its length."""
+"""Points on each piece of a curve, to measure its length."""
 
 
 def _loop(x: float, y: float, half_width: float, half_height: float) -> Stroke:
-    """A closed oval, drawn from the top; its ends overlap so that it closes smoothly."""
+    """Return a closed oval, drawn from the top. Its ends overlap so that it closes smoothly."""
     w, h = half_width, half_height
     ring = ((0.0, -1.1), (0.8, -0.8), (1.1, 0.0), (0.8, 0.8), (0.0, 1.1), (-0.8, 0.8), (-1.1, 0.0), (-0.8, -0.8))
     around = tuple((x + w * dx, y + h * dy) for dx, dy in ring)
     return (*around, *around[:2])
 
 
+def _line(points: str) -> Stroke:
+    """Return a stroke of control points that are written as "x y, x y"."""
+    pairs = (point.split() for point in points.split(","))
+    return tuple((float(x), float(y)) for x, y in pairs)
+
+
 _DIGITS: tuple[tuple[tuple[Stroke, ...], ...], ...] = (
     (  # 0: round, narrow, with a stroke through it
         (_loop(0.5, 0.5, 0.42, 0.48),),
         (_loop(0.5, 0.5, 0.28, 0.48),),
-        (_loop(0.5, 0.5, 0.42, 0.48), ((0.3, 0.72), (0.7, 0.28))),
+        (_loop(0.5, 0.5, 0.42, 0.48), _line("0.3 0.72, 0.7 0.28")),
     ),
     (  # 1: a bare line, with a flag, with flag and foot
-        (((0.5, 0.0), (0.5, 1.0)),),
-        (((0.25, 0.25), (0.55, 0.0), (0.55, 0.0), (0.55, 1.0)),),
-        (((0.25, 0.25), (0.55, 0.0), (0.55, 0.0), (0.55, 1.0)), ((0.25, 1.0), (0.85, 1.0))),
+        (_line("0.5 0, 0.5 1"),),
+        (_line("0.25 0.25, 0.55 0, 0.55 0, 0.55 1"),),
+        (_line("0.25 0.25, 0.55 0, 0.55 0, 0.55 1"), _line("0.25 1, 0.85 1")),
     ),
     (  # 2: with a corner, with a loop
-        (((0.08, 0.28), (0.15, -0.04), (0.9, -0.08), (0.98, 0.4), (0.08, 1.0), (0.08, 1.0), (0.95, 1.0)),),
-        (((0.08, 0.25), (0.2, -0.04), (0.9, -0.06), (0.95, 0.4), (0.4, 0.95), (0.02, 1.02), (0.1, 0.72), (0.95, 1.0)),),
+        (_line("0.08 0.28, 0.15 -0.04, 0.9 -0.08, 0.98 0.4, 0.08 1, 0.08 1, 0.95 1"),),
+        (_line("0.08 0.25, 0.2 -0.04, 0.9 -0.06, 0.95 0.4, 0.4 0.95, 0.02 1.02, 0.1 0.72, 0.95 1"),),
     ),
     (  # 3: round, with a flat top
         (
-            ((0.1, 0.14), (0.25, -0.06), (1.0, -0.04), (0.92, 0.47), (0.4, 0.47)),
-            ((0.4, 0.47), (1.0, 0.44), (1.02, 1.04), (0.25, 1.06), (0.06, 0.84)),
+            _line("0.1 0.14, 0.25 -0.06, 1 -0.04, 0.92 0.47, 0.4 0.47"),
+            _line("0.4 0.47, 1 0.44, 1.02 1.04, 0.25 1.06, 0.06 0.84"),
         ),
-        (
-            (
-                (0.12, 0.02),
-                (0.85, 0.02),
-                (0.85, 0.02),
-                (0.42, 0.42),
-                (0.42, 0.42),
-                (1.0, 0.4),
-                (1.02, 1.04),
-                (0.25, 1.06),
-                (0.06, 0.84),
-            ),
-        ),
+        (_line("0.12 0.02, 0.85 0.02, 0.85 0.02, 0.42 0.42, 0.42 0.42, 1 0.4, 1.02 1.04, 0.25 1.06, 0.06 0.84"),),
     ),
     (  # 4: open, closed
-        (((0.2, 0.0), (0.08, 0.6), (0.08, 0.6), (0.95, 0.6)), ((0.7, 0.2), (0.7, 1.0))),
-        (((0.7, 1.0), (0.7, 0.0), (0.7, 0.0), (0.05, 0.66), (0.05, 0.66), (0.95, 0.66)),),
+        (_line("0.2 0, 0.08 0.6, 0.08 0.6, 0.95 0.6"), _line("0.7 0.2, 0.7 1")),
+        (_line("0.7 1, 0.7 0, 0.7 0, 0.05 0.66, 0.05 0.66, 0.95 0.66"),),
     ),
     (  # 5: in one go, with the bar apart
         (
-            (
-                (0.88, 0.02),
-                (0.2, 0.02),
-                (0.2, 0.02),
-                (0.14, 0.45),
-                (0.14, 0.45),
-                (0.6, 0.28),
-                (1.02, 0.5),
-                (0.9, 1.05),
-                (0.25, 1.06),
-                (0.06, 0.86),
+            _line(
+                "0.88 0.02, 0.2 0.02, 0.2 0.02, 0.14 0.45, 0.14 0.45, "
+                "0.6 0.28, 1.02 0.5, 0.9 1.05, 0.25 1.06, 0.06 0.86"
             ),
         ),
-        (((0.25, 0.1), (0.2, 0.48), (0.9, 0.3), (1.02, 0.95), (0.35, 1.1), (0.06, 0.88)), ((0.3, 0.04), (0.95, 0.0))),
+        (_line("0.25 0.1, 0.2 0.48, 0.9 0.3, 1.02 0.95, 0.35 1.1, 0.06 0.88"), _line("0.3 0.04, 0.95 0")),
     ),
     (  # 6: curled, a straight stem with a ring
-        (
-            (
-                (0.82, 0.04),
-                (0.25, 0.05),
-                (-0.02, 0.75),
-                (0.2, 1.08),
-                (0.85, 1.08),
-                (0.95, 0.5),
-                (0.35, 0.42),
-                (0.1, 0.78),
-            ),
-        ),
-        (((0.65, 0.0), (0.25, 0.35), (0.13, 0.7)), _loop(0.5, 0.72, 0.36, 0.27)),
+        (_line("0.82 0.04, 0.25 0.05, -0.02 0.75, 0.2 1.08, 0.85 1.08, 0.95 0.5, 0.35 0.42, 0.1 0.78"),),
+        (_line("0.65 0, 0.25 0.35, 0.13 0.7"), _loop(0.5, 0.72, 0.36, 0.27)),
     ),
     (  # 7: plain, with a bar, with a serif
-        (((0.08, 0.02), (0.92, 0.02), (0.92, 0.02), (0.4, 1.0)),),
-        (((0.08, 0.02), (0.92, 0.02), (0.92, 0.02), (0.4, 1.0)), ((0.3, 0.5), (0.88, 0.5))),
-        (((0.08, 0.2), (0.08, 0.02), (0.08, 0.02), (0.92, 0.02), (0.92, 0.02), (0.55, 0.5), (0.45, 1.0)),),
+        (_line("0.08 0.02, 0.92 0.02, 0.92 0.02, 0.4 1"),),
+        (_line("0.08 0.02, 0.92 0.02, 0.92 0.02, 0.4 1"), _line("0.3 0.5, 0.88 0.5")),
+        (_line("0.08 0.2, 0.08 0.02, 0.08 0.02, 0.92 0.02, 0.92 0.02, 0.55 0.5, 0.45 1"),),
     ),
     (  # 8: two rings, one crossing line
         (_loop(0.5, 0.24, 0.3, 0.24), _loop(0.5, 0.74, 0.38, 0.27)),
         (
-            (
-                (0.85, 0.12),
-                (0.5, -0.08),
-                (0.02, 0.1),
-                (0.2, 0.4),
-                (0.8, 0.6),
-                (1.0, 0.95),
-                (0.5, 1.1),
-                (0.0, 0.95),
-                (0.2, 0.6),
-                (0.85, 0.38),
-                (0.85, 0.12),
+            _line(
+                "0.85 0.12, 0.5 -0.08, 0.02 0.1, 0.2 0.4, 0.8 0.6, 1 0.95, "
+                "0.5 1.1, 0 0.95, 0.2 0.6, 0.85 0.38, 0.85 0.12"
             ),
         ),
     ),
     (  # 9: straight tail, curled tail
-        (_loop(0.48, 0.27, 0.36, 0.26), ((0.86, 0.2), (0.84, 0.5), (0.72, 1.0))),
-        (_loop(0.48, 0.27, 0.36, 0.26), ((0.87, 0.25), (0.95, 0.95), (0.65, 1.08), (0.15, 0.95))),
+        (_loop(0.48, 0.27, 0.36, 0.26), _line("0.86 0.2, 0.84 0.5, 0.72 1")),
+        (_loop(0.48, 0.27, 0.36, 0.26), _line("0.87 0.25, 0.95 0.95, 0.65 1.08, 0.15 0.95")),
     ),
 )
 
@@ -133,19 +99,19 @@ NUM_CLASSES = len(_DIGITS)
 
 @dataclass(frozen=True, kw_only=True)
 class Glyph:
-    """One way of writing a digit: its control points, and how the points of its curves mix them."""
+    """One way to write a digit: its control points, and the weights that turn them into points of its curves."""
 
     controls: NDArray[np.float64] = field(repr=False)
-    """(num_controls, 2): distinct places in the unit box; a corner or a joint is one of them."""
+    """(num_controls, 2): distinct places in the unit box. A corner or a joint is a single place."""
     sources: NDArray[np.intp] = field(repr=False)
-    """(num_points, 3): the three control points that make each point of the curves."""
+    """(num_points, 3): the three control points of each point of the curves."""
     weights: NDArray[np.float64] = field(repr=False)
-    """(num_points, 3): their shares, which add up to 1."""
+    """(num_points, 3): the weights of these, which add up to 1."""
 
 
 @cache
 def variants(digit: int) -> tuple[Glyph, ...]:
-    """The ways of writing `digit`.
+    """Return the ways to write `digit`.
 
     >>> len(variants(7))
     3
@@ -166,12 +132,12 @@ def _glyph(strokes: Sequence[Stroke]) -> Glyph:
 
 
 def _curve(controls: NDArray[np.float64], ids: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Sources and weights of points `_SPACING` apart on the B-spline through the control points `ids`."""
+    """Return sources and weights of points `_SPACING` apart on the B-spline of the control points `ids`."""
     if len(ids) == 2:  # noqa: PLR2004 - a straight line
         ids = np.array([ids[0], ids[0], ids[1], ids[1]])
     is_closed = bool((ids[:2] == ids[-2:]).all())
     inner = len(ids) - 2
-    starts = np.full(inner, 0.5)  # a piece runs from midpoint to midpoint, but for the ends of an open line
+    starts = np.full(inner, 0.5)  # a piece runs from midpoint to midpoint, except at the ends of an open line
     stops = np.full(inner, 0.5)
     if not is_closed:
         starts[0] = stops[-1] = 1.0

@@ -1,42 +1,119 @@
-"""The IDX format of MNIST and its kin: magic number, sizes, then one unsigned byte for each entry; gzipped or not.
+"""Load the public image data sets: MNIST and Fashion-MNIST from IDX files, CIFAR-10 from the authors' binary files.
 
-Everything in the file is checked against everything else before an array is made of it.
+Headers and sizes are checked before an array is made. A damaged file is a DataError with the command that replaces it.
 """
 
 import gzip
 import zlib
 from math import prod
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from alidpfl.data.dataset import DEFAULT_PIXEL_RANGE, Dataset, LabelledData, PixelRange
+from alidpfl.data.directories import find, how_to_get
+from alidpfl.data.sources import CIFAR10, FASHION_MNIST, MNIST, Source
 from alidpfl.errors import DataError
 
-_UNSIGNED_BYTE = 0x08
-_PIECE = 1 << 20
-_MAX_BYTES = 1 << 31  # no known file has more; a header that claims it is corrupt
+ImagesAndLabels: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""(n, channels, height, width) and (n,)."""
+
+_NUM_CLASSES = 10
+_UNSIGNED_BYTE = 0x08  # the type of entries in an IDX header
+_BLOCK = 1 << 20
+_MAX_BYTES = 1 << 31  # no known file has more: a header that says so is damaged
+_CIFAR_SHAPE = (3, 32, 32)
+_CIFAR_RECORD = 1 + prod(_CIFAR_SHAPE)  # a label, then the red, green and blue planes
+
+
+def load_mnist(*, data_dir: Path | None = None, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Dataset:
+    """Load MNIST."""
+    return _load_idx(MNIST, data_dir, pixel_range)
+
+
+def load_fashion_mnist(*, data_dir: Path | None = None, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Dataset:
+    """Load Fashion-MNIST."""
+    return _load_idx(FASHION_MNIST, data_dir, pixel_range)
+
+
+def load_cifar10(*, data_dir: Path | None = None, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Dataset:
+    """Load CIFAR-10."""
+    files, remedy = find(CIFAR10, data_dir).files, _remedy(CIFAR10, data_dir)
+    batches = [read_cifar(path, remedy) for path in files]
+    images, labels = (np.concatenate(part) for part in zip(*batches[:-1], strict=True))
+    return _dataset(CIFAR10, (images, labels), batches[-1], pixel_range)
 
 
 def read_idx(path: Path, num_dims: int, remedy: str) -> NDArray[np.uint8]:
-    """The array in an IDX file of unsigned bytes.
+    """Read an IDX file of unsigned bytes, gzipped if its name ends in `.gz`.
 
     Args:
-        path: the file; gzipped if its name ends in `.gz`.
-        num_dims: how many dimensions it must have.
-        remedy: what to do where the file is broken; ends the error's message.
+        path: the file.
+        num_dims: how many dimensions the array must have.
+        remedy: the end of the error if the file is damaged.
+
+    Returns:
+        The array.
+
+    Raises:
+        DataError: the file is missing or damaged.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return _parse(file, num_dims)  # type: ignore[arg-type]
+            return _parse_idx(file, num_dims)  # type: ignore[arg-type]
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error or type(error).__name__}); {remedy}") from error
     except ValueError as error:
         raise DataError(f"{path} is not a valid IDX file: {error}; {remedy}") from error
 
 
-def _parse(file: IO[bytes], num_dims: int) -> NDArray[np.uint8]:
+def read_idx_pair(images_path: Path, labels_path: Path, remedy: str) -> ImagesAndLabels:
+    """Read the images and the labels of an IDX data set, and check them against each other."""
+    images, labels = read_idx(images_path, 3, remedy), read_idx(labels_path, 1, remedy)
+    if len(images) != len(labels):
+        raise DataError(f"{images_path} has {len(images)} images but {labels_path} {len(labels)} labels; {remedy}")
+    return images[:, None], _checked_labels(labels, labels_path, remedy)
+
+
+def read_cifar(path: Path, remedy: str) -> ImagesAndLabels:
+    """Read one file of CIFAR-10 in the binary layout."""
+    try:
+        raw = np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
+    if len(raw) == 0 or len(raw) % _CIFAR_RECORD:
+        raise DataError(f"{path} has {len(raw)} bytes, not a whole number of records of {_CIFAR_RECORD}; {remedy}")
+    records = raw.reshape(-1, _CIFAR_RECORD)
+    return records[:, 1:].reshape(-1, *_CIFAR_SHAPE), _checked_labels(records[:, 0], path, remedy)
+
+
+def _load_idx(source: Source, data_dir: Path | None, pixel_range: PixelRange) -> Dataset:
+    files, remedy = find(source, data_dir).files, _remedy(source, data_dir)
+    return _dataset(
+        source,
+        read_idx_pair(files[0], files[1], remedy),
+        read_idx_pair(files[2], files[3], remedy),
+        pixel_range,
+    )
+
+
+def _dataset(source: Source, train: ImagesAndLabels, test: ImagesAndLabels, pixel_range: PixelRange) -> Dataset:
+    return Dataset(
+        name=source.name,
+        train=LabelledData.from_images(*train, pixel_range),
+        test=LabelledData.from_images(*test, pixel_range),
+        num_classes=_NUM_CLASSES,
+        is_synthetic=False,
+    )
+
+
+def _remedy(source: Source, data_dir: Path | None) -> str:
+    return f"delete it and {how_to_get(source, data_dir)}"
+
+
+def _parse_idx(file: IO[bytes], num_dims: int) -> NDArray[np.uint8]:
     header = file.read(4 + 4 * num_dims)
     expected = bytes([0, 0, _UNSIGNED_BYTE, num_dims])
     if header[:4] != expected:
@@ -46,63 +123,19 @@ def _parse(file: IO[bytes], num_dims: int) -> NDArray[np.uint8]:
     dims = tuple(int.from_bytes(header[start : start + 4], "big") for start in range(4, len(header), 4))
     size = prod(dims)
     if not 0 < size <= _MAX_BYTES:
-        raise ValueError(f"it claims to hold {' x '.join(map(str, dims))} entries")
-    body = _at_most(file, size)
+        raise ValueError(f"its header claims {' x '.join(map(str, dims))} entries")
+    # Read in blocks: a single read would take the memory before it knows that the bytes exist.
+    body = bytearray()
+    while len(body) < size and (block := file.read(min(_BLOCK, size - len(body)))):
+        body += block
     if len(body) < size:
-        raise ValueError(f"it holds {len(body)} entries of the {size} that it claims")
+        raise ValueError(f"it holds {len(body)} entries of the {size} that its header claims")
     if file.read(1):  # also makes gzip compare its checksum
-        raise ValueError(f"bytes follow after the {size} entries that it claims")
+        raise ValueError(f"bytes follow after the {size} entries that its header claims")
     return np.frombuffer(body, np.uint8).reshape(dims)
 
 
-def _at_most(file: IO[bytes], size: int) -> bytearray:
-    """Up to `size` bytes, in pieces: asked for at once, Python takes the memory before it knows that they are there."""
-    content = bytearray()
-    while len(content) < size and (piece := file.read(min(_PIECE, size - len(content)))):
-        content += piece
-    return content
-
-
-def read_images_and_labels(
-    images_path: Path, labels_path: Path, num_classes: int, remedy: str
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (n, 1, height, width) and their labels (n,), checked against one another."""
-    images = read_idx(images_path, 3, remedy)
-    labels = read_idx(labels_path, 1, remedy)
-    if len(images) != len(labels):
-        raise DataError(f"{images_path} has {len(images)} images but {labels_path} {len(labels)} labels; {remedy}")
-    if int(labels.max()) >= num_classes:
-        raise DataError(f"{labels_path} has labels beyond {num_classes - 1}; {remedy}")
-    return images[:, None], labels.astype(np.int64)
-
-
-NUM_CLASSES = 10
-SHAPE = (3, 32, 32)
-
-_PIXELS = 3 * 32 * 32
-_RECORD = 1 + _PIXELS  # a label, then the red, green and blue planes
-
-
-def read_batch(path: Path, remedy: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (n, 3, 32, 32) and labels (n,) of one file in the binary layout."""
-    pixels, labels = _read_binary(path, remedy)
-    if int(labels.max()) >= NUM_CLASSES or int(labels.min()) < 0:
-        raise DataError(f"{path} has labels outside 0..{NUM_CLASSES - 1}; {remedy}")
-    return pixels.reshape(-1, *SHAPE), labels
-
-
-def read_batches(paths: tuple[Path, ...], remedy: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images and labels of several files, one after the other."""
-    batches = [read_batch(path, remedy) for path in paths]
-    return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
-
-
-def _read_binary(path: Path, remedy: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    try:
-        raw = np.fromfile(path, np.uint8)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
-    if len(raw) == 0 or len(raw) % _RECORD:
-        raise DataError(f"{path} has {len(raw)} bytes, not a whole number of records of {_RECORD}; {remedy}")
-    records = raw.reshape(-1, _RECORD)
-    return records[:, 1:], records[:, 0].astype(np.int64)
+def _checked_labels(labels: NDArray[np.uint8], path: Path, remedy: str) -> NDArray[np.int64]:
+    if int(labels.max()) >= _NUM_CLASSES:
+        raise DataError(f"{path} has labels beyond {_NUM_CLASSES - 1}; {remedy}")
+    return labels.astype(np.int64)

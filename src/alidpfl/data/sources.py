@@ -1,38 +1,36 @@
-"""What is known of the public data sets: their files, what these must contain, and where they are published."""
+"""The public data sets: their files, the checksums of these, and where they are published."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownFile:
-    """A file of a data set. Its sum is that of the contents, unpacked: mirrors pack the same contents differently."""
+    """A file of a data set. Its checksum is that of the unpacked contents: mirrors may compress differently."""
 
     name: str
     sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Archive:
-    """One packed file that holds all files of a data set."""
-
-    name: str
-    md5: str
-    """As its authors publish it."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Source:
-    """A public data set: which files it has, in which folder they belong, and from where they come."""
+    """A public data set: its files, the folder that they belong in, and the site that has them."""
 
     name: str
     folder: str
-    """Below a data directory, as torchvision or the authors lay it out."""
+    """Below a data directory."""
+    layout: str = "torchvision"
+    """Who defined the names in that folder: torchvision, or "binary" for the authors' binary files."""
+    system_folder: str = ""
+    """Where a Debian package puts the same files, if there is one."""
     base_url: str
     files: tuple[KnownFile, ...]
-    archive: Archive | None = None
-    """Where all files come in one; otherwise each comes by itself, gzipped."""
+    """Training files first. On disk, each is unpacked or ends in `.gz`."""
+    archive: str = ""
+    """The .tar.gz file that holds all files. If empty, each file is a download of its own, gzipped."""
+    archive_md5: str = ""
+    """Checksum of the archive, as its authors publish it."""
     megabytes: int
-    """About the size of the download."""
+    """Approximate size of the download."""
 
 
 def _idx_files(train_images: str, train_labels: str, test_images: str, test_labels: str) -> tuple[KnownFile, ...]:
@@ -60,6 +58,7 @@ MNIST = Source(
 FASHION_MNIST = Source(
     name="fashion_mnist",
     folder="FashionMNIST/raw",
+    system_folder="/usr/share/datasets/fashion-mnist",  # package dataset-fashion-mnist
     base_url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     files=_idx_files(
         "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -73,6 +72,7 @@ FASHION_MNIST = Source(
 CIFAR10 = Source(
     name="cifar10",
     folder="cifar-10-batches-bin",
+    layout="binary",
     base_url="https://www.cs.toronto.edu/~kriz/",
     files=(
         KnownFile(name="data_batch_1.bin", sha256="cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
@@ -82,7 +82,8 @@ CIFAR10 = Source(
         KnownFile(name="data_batch_5.bin", sha256="755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
         KnownFile(name="test_batch.bin", sha256="8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
     ),
-    archive=Archive(name="cifar-10-binary.tar.gz", md5="c32a1d4ab5d03f1284b67883e8d87530"),
+    archive="cifar-10-binary.tar.gz",
+    archive_md5="c32a1d4ab5d03f1284b67883e8d87530",
     megabytes=170,
 )
 

@@ -1,11 +1,11 @@
-"""The data set `strokes`: 60,000 + 10,000 drawn digits of 28x28 pixels, made from a seed, with no download.
+"""The data set `strokes`: 60,000 + 10,000 drawn digits of 28x28 pixels, generated from a seed without any download.
 
-Every image is one way of writing a digit (`glyphs`), moved, turned, sheared, stretched and shaken, in a pen of its own
-width and softness, with some stray marks and noise. It is harder than it looks for a linear model, and as easy as MNIST
-for a convolutional one.
+Every image shows one way to write a digit (`glyphs`). It is moved, rotated, sheared, stretched and jittered, drawn with
+a pen of random width and softness, and gets some stray marks and noise. A convolutional network finds it as easy as
+MNIST, a linear model finds it hard.
 
-The same bytes on every machine: random numbers are uniform (no libm), coordinates go through single IEEE operations
-only, the pen is a table of whole numbers, and sums of whole numbers below 2^24 are exact in float32 in any order.
+A seed gives the same bytes on every machine. Random numbers are uniform (no libm). Coordinates use single IEEE
+operations only. The pen is a table of whole numbers, and sums of these below 2^24 are exact in float32 in any order.
 """
 
 from dataclasses import dataclass
@@ -17,28 +17,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alidpfl.data import files, glyphs
+from alidpfl.data.dataset import DEFAULT_PIXEL_RANGE, Dataset, LabelledData, PixelRange
+from alidpfl.data.directories import user_cache
 from alidpfl.data.glyphs import Glyph
 from alidpfl.inputs import checks
-from alidpfl.types import OnShare
+from alidpfl.types import OnProgress, OnShare
 
 Images: TypeAlias = NDArray[np.uint8]
 Labels: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 VERSION = 1
-"""Goes up with every change of the images: it is part of the seed and of the cache's file name."""
+"""Increases with every change of the images. It is part of the seed and of the cache's file name."""
 NUM_TRAIN, NUM_TEST = 60_000, 10_000
 SIDE = 28
 
-_CHUNK = 1024  # images at a time, so that the pen's rows stay in the cache
+_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+_CHUNK = 1024  # images at a time, so that the pen's rows stay in the processor's cache
 _SUBPIXELS = 16  # positions of the pen per pixel
 _MARGIN = 4  # pixels outside the image from which the pen still reaches into it
 _PEN_LEVELS = 12
 _NARROWEST_PEN, _WIDEST_PEN = 0.65, 1.05  # standard deviation of the pen, pixels
 _FULL_INK = 128  # height of the pen's table: 128² times 512 points is below 2^24
 
-_BOX_WIDTH, _BOX_HEIGHT = 14.0, 19.5  # pixels of the unit box before stretching
-_JITTER = 0.055  # of a control point, in units of the box
+_BOX_WIDTH, _BOX_HEIGHT = 14.0, 19.5  # size of the unit box in pixels before stretching
+_JITTER = 0.055  # largest shift of a control point, in units of the box
 _HALF_TURN = 0.15  # largest tan(angle / 2): 17 degrees
 _SHEAR = 0.26
 _STRETCH = (0.76, 1.12)
@@ -56,14 +59,47 @@ class Drawn:
     labels: Labels
 
 
-def draw(count: int, *, seed: int, split: int = 0, on_progress: OnShare | None = None) -> Drawn:
-    """`count` images, as many of each digit as possible, in random order.
+def load_strokes(
+    *,
+    seed: int = 0,
+    cache_dir: Path | None = None,
+    pixel_range: PixelRange = DEFAULT_PIXEL_RANGE,
+    on_progress: OnProgress | None = None,
+) -> Dataset:
+    """Return the data set of `seed`: from the cache if it is there and intact, else drawn and then cached.
 
     Args:
-        count: how many.
-        seed: of all random numbers.
-        split: 0 for training, 1 for test images: other numbers from the same seed.
-        on_progress: told the share that is done.
+        seed: the same seed gives the same bytes.
+        cache_dir: where the images are kept. Default: the user's cache.
+        pixel_range: the values that black and white are scaled to.
+        on_progress: called with the task and the share that is done.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ConfigError: the seed is not a whole number of at least 0.
+    """
+    checks.whole("seed", seed)
+    path = (cache_dir or user_cache()) / f"strokes-v{VERSION}-seed{seed}.npz"
+    train, test = (
+        LabelledData.from_images(part.images[:, None], part.labels, pixel_range)
+        for part in _cached(path) or _draw_and_cache(seed, path, on_progress)
+    )
+    return Dataset(name="strokes", train=train, test=test, num_classes=glyphs.NUM_CLASSES, is_synthetic=True)
+
+
+def draw(count: int, *, seed: int, split: int = 0, on_share: OnShare | None = None) -> Drawn:
+    """Draw images in random order, with equally many of each digit if `count` allows.
+
+    Args:
+        count: number of images.
+        seed: the same seed gives the same bytes.
+        split: 0 for training images, 1 for test images: other random numbers from the same seed.
+        on_share: called with the share that is done.
+
+    Returns:
+        Images and digits.
 
     >>> drawn = draw(20, seed=0)
     >>> drawn.images.shape, drawn.images.dtype, sorted(drawn.labels.tolist()) == sorted(2 * [*range(10)])
@@ -84,9 +120,38 @@ def draw(count: int, *, seed: int, split: int = 0, on_progress: OnShare | None =
                 chunk = members[start : start + _CHUNK]
                 images[chunk] = _draw_glyph(glyph, len(chunk), random)
                 done += len(chunk)
-                if on_progress is not None:
-                    on_progress(done / count)
+                if on_share is not None:
+                    on_share(done / count)
     return Drawn(images=images, labels=labels.astype(np.int64))
+
+
+def _cached(path: Path) -> tuple[Drawn, Drawn] | None:
+    """Return the training and the test images in the cache, or None if they are missing or damaged."""
+    arrays = files.cached_arrays(path, _ARRAYS)
+    if arrays is None:
+        return None
+    train = Drawn(images=arrays["train_images"], labels=arrays["train_labels"])
+    test = Drawn(images=arrays["test_images"], labels=arrays["test_labels"])
+    is_whole = all(
+        part.images.shape == (count, SIDE, SIDE)
+        and part.images.dtype == np.uint8
+        and part.labels.shape == (count,)
+        and part.labels.dtype == np.int64
+        for part, count in ((train, NUM_TRAIN), (test, NUM_TEST))
+    )
+    return (train, test) if is_whole else None
+
+
+def _draw_and_cache(seed: int, path: Path, on_progress: OnProgress | None) -> tuple[Drawn, Drawn]:
+    share = NUM_TRAIN / (NUM_TRAIN + NUM_TEST)
+    report = on_progress or (lambda _what, _share: None)
+    train = draw(NUM_TRAIN, seed=seed, on_share=lambda done: report("drawing strokes", share * done))
+    test = draw(
+        NUM_TEST, seed=seed, split=1, on_share=lambda done: report("drawing strokes", share + (1 - share) * done)
+    )
+    arrays = (train.images, train.labels, test.images, test.labels)
+    files.cache_arrays(path, dict(zip(_ARRAYS, arrays, strict=True)))
+    return train, test
 
 
 def _generator(*path: int) -> np.random.Generator:
@@ -98,21 +163,21 @@ def _between(random: np.random.Generator, low: float, high: float, *shape: int) 
 
 
 def _draw_glyph(glyph: Glyph, count: int, random: np.random.Generator) -> Images:
-    """`count` images of one way of writing one digit."""
+    """Draw `count` images of one way to write one digit."""
     x, y = _curve_points(glyph, count, random)
     mark_x, mark_y = _stray_marks(count, random)
     x, y = np.concatenate([x, mark_x], axis=1), np.concatenate([y, mark_y], axis=1)  # (count, points)
     level = random.integers(0, _PEN_LEVELS, (count, 1))
     rows_x, rows_y = _pen_rows(level, x), _pen_rows(level, y)  # (count, points, 28) each
-    # A point's ink is the product of its row and its column; adding up the points is a matrix product, exact here.
+    # A point's ink is the product of its row and its column. The sum over points is a matrix product, exact here.
     ink = np.matmul(rows_y.transpose(0, 2, 1), rows_x)  # (count, 28, 28)
     return _develop(ink, random)
 
 
 def _curve_points(glyph: Glyph, count: int, random: np.random.Generator) -> tuple[Floats, Floats]:
-    """Where the pen goes, in pixels: shaken control points, mixed to curves, then an affine map.
+    """Return the path of the pen in pixels: jittered control points, mixed to curves, then an affine map.
 
-    No matrix products: their rounding depends on the machine.
+    There are no matrix products, because their rounding depends on the machine.
     """
     shaken = glyph.controls - 0.5 + _between(random, -_JITTER, _JITTER, count, *glyph.controls.shape)
     mixed = [shaken[:, glyph.sources[:, k]] * glyph.weights[:, k, None] for k in range(3)]
@@ -130,17 +195,17 @@ def _curve_points(glyph: Glyph, count: int, random: np.random.Generator) -> tupl
 
 
 def _stray_marks(count: int, random: np.random.Generator) -> tuple[Floats, Floats]:
-    """One short straight mark an image, anywhere; in most images it lies outside and is not seen."""
+    """Return one short straight mark for each image. In most images it lies outside and is not visible."""
     along = np.arange(_MARK_POINTS) - (_MARK_POINTS - 1) / 2
     x = _between(random, 0, SIDE - 1, count, 1) + along * _between(random, -0.8, 0.8, count, 1)
     y = _between(random, 0, SIDE - 1, count, 1) + along * _between(random, -0.8, 0.8, count, 1)
-    is_seen = random.random((count, 1)) < _MARK_CHANCE
-    return np.where(is_seen, x, -SIDE), np.where(is_seen, y, -SIDE)
+    is_visible = random.random((count, 1)) < _MARK_CHANCE
+    return np.where(is_visible, x, -SIDE), np.where(is_visible, y, -SIDE)
 
 
 @cache
 def _pen() -> NDArray[np.float32]:
-    """(levels, positions, 28): the pen's profile over the pixels, as whole numbers; zeros where it does not reach."""
+    """Return the pen's profile over the pixels as whole numbers: (levels, positions, 28), zero out of reach."""
     positions = np.arange((SIDE + 2 * _MARGIN) * _SUBPIXELS) / _SUBPIXELS - _MARGIN
     widths = np.linspace(_NARROWEST_PEN, _WIDEST_PEN, _PEN_LEVELS)
     distance = (positions[:, None] - np.arange(SIDE)) / widths[:, None, None]
@@ -157,7 +222,7 @@ def _pen_rows(level: NDArray[np.int64], where: Floats) -> NDArray[np.float32]:
 
 
 def _develop(ink: NDArray[np.float32], random: np.random.Generator) -> Images:
-    """Sums of ink to grey: cut at full, soften or sharpen the edge, lower the contrast a little, add noise."""
+    """Turn sums of ink into grey levels: soften or sharpen edges, cap at full ink, lower the contrast, add noise."""
     count = len(ink)
     edge = _between(random, 0.35, 0.75, count, 1, 1).astype(np.float32) / np.float32(_FULL_INK * _FULL_INK)
     contrast = _between(random, 170, 255, count, 1, 1).astype(np.float32)
@@ -166,50 +231,3 @@ def _develop(ink: NDArray[np.float32], random: np.random.Generator) -> Images:
     grey = grey + noise * np.float32(_NOISE / 128)
     pixels: Images = np.floor(grey.clip(0, 255)).astype(np.uint8)
     return pixels
-
-
-_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StrokeImages:
-    """All of `strokes` for one seed."""
-
-    train: Drawn
-    test: Drawn
-
-
-def load_or_draw(seed: int, cache_dir: Path, on_share: OnShare | None = None) -> StrokeImages:
-    """The images of `seed`, from `cache_dir` if they are there and whole, otherwise drawn and put there."""
-    checks.whole("seed", seed)
-    path = cache_dir / f"strokes-v{VERSION}-seed{seed}.npz"
-    return _read(path) or _draw_and_keep(seed, path, on_share)
-
-
-def _draw_and_keep(seed: int, path: Path, on_share: OnShare | None) -> StrokeImages:
-    share = NUM_TRAIN / (NUM_TRAIN + NUM_TEST)
-    report = on_share or (lambda _share: None)
-    drawn = StrokeImages(
-        train=draw(NUM_TRAIN, seed=seed, split=0, on_progress=lambda done: report(share * done)),
-        test=draw(NUM_TEST, seed=seed, split=1, on_progress=lambda done: report(share + (1 - share) * done)),
-    )
-    arrays = (drawn.train.images, drawn.train.labels, drawn.test.images, drawn.test.labels)
-    files.cache_arrays(path, dict(zip(_ARRAYS, arrays, strict=True)))
-    return drawn
-
-
-def _read(path: Path) -> StrokeImages | None:
-    """What the cache holds; None where there is nothing whole."""
-    arrays = files.cached_arrays(path, _ARRAYS)
-    if arrays is None:
-        return None
-    train = Drawn(images=arrays["train_images"], labels=arrays["train_labels"])
-    test = Drawn(images=arrays["test_images"], labels=arrays["test_labels"])
-    is_whole = all(
-        part.images.shape == (count, SIDE, SIDE)
-        and part.images.dtype == np.uint8
-        and part.labels.shape == (count,)
-        and part.labels.dtype == np.int64
-        for part, count in ((train, NUM_TRAIN), (test, NUM_TEST))
-    )
-    return StrokeImages(train=train, test=test) if is_whole else None

@@ -1,76 +1,78 @@
-"""Synthetic(α, β) of FedProx (Li et al. 2020, section 5.1): clients that differ in their model and in their inputs.
+"""The data set Synthetic(α, β) of FedProx (Li et al. 2020, section 5.1): clients differ in model and in inputs.
 
-Client k: inputs x ~ N(v_k, Σ) with Σ_jj = j^-1.2, v_k,j ~ N(B_k, 1), B_k ~ N(0, β); classes y = argmax(softmax(Wx + b))
-with the entries of W_k and b_k ~ N(u_k, 1), u_k ~ N(0, α). As in the authors' code, α and β are standard deviations,
-and a client has 50 + a lognormal(4, 2) number of samples.
+Client k has inputs x ~ N(v_k, Σ) with Σ_jj = j^-1.2, v_k,j ~ N(B_k, 1), B_k ~ N(0, β). Its classes are
+y = argmax(softmax(Wx + b)), with the entries of W_k and b_k ~ N(u_k, 1), u_k ~ N(0, α). The authors' code takes α and β
+as standard deviations and gives a client 50 + lognormal(4, 2) records; so does this module.
 """
 
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from alidpfl.data.dataset import Dataset
-from alidpfl.data.own import Client, from_clients
+from alidpfl.data.own import from_clients
 from alidpfl.inputs import checks
 
 NUM_INPUTS, NUM_CLASSES = 60, 10
 
-_LARGEST_SPREAD = 1e6  # of α and β: far beyond any use, and far from where floats end
+Model: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Weights W (60, 10) and bias b (10,)."""
+
+_MAX_SPREAD = 1e6  # of α and β: far beyond any use, and far from where floats end
 _MIN_SAMPLES = 50
 _LOG_MEAN, _LOG_SIGMA = 4.0, 2.0
 _DECAY = -1.2
 _TEST_SHARE = 0.2
-_STREAM = 4  # other numbers than the partitions draw from the same seed
+_STREAM = 4  # keeps these random numbers apart from those of the partitions
 
 
-@dataclass(frozen=True, kw_only=True)
-class SyntheticSettings:
-    """What the data set is made from."""
+def load_synthetic(
+    *,
+    seed: int = 0,
+    clients: int = 30,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    is_iid: bool = False,
+    max_samples: int = 2_000,
+) -> Dataset:
+    """Generate the data set. Each client has 80 % of its records for training and 20 % for testing.
 
-    clients: int = 30
-    alpha: float = 1.0
-    """How far the clients' models differ; 0 or more."""
-    beta: float = 1.0
-    """How far the clients' inputs differ; 0 or more."""
-    is_iid: bool = False
-    """One model and one distribution of inputs for all; α and β then mean nothing."""
-    max_samples: int = 2_000
-    """Most samples of a client: the lognormal's tail reaches beyond 100,000."""
+    Args:
+        seed: the same seed gives the same data.
+        clients: number of clients.
+        alpha: α, how far the clients' models differ; 0 or more.
+        beta: β, how far the clients' inputs differ; 0 or more.
+        is_iid: True for one model and one distribution of inputs; α and β then have no effect.
+        max_samples: most records of a client. The lognormal's tail reaches beyond 100,000.
 
-    def __post_init__(self) -> None:
-        checks.whole("clients", self.clients, low=1)
-        checks.whole("max_samples", self.max_samples, low=_MIN_SAMPLES)
-        for name in ("alpha", "beta"):
-            rule = f"must be from 0, which makes all clients alike, to {_LARGEST_SPREAD:g}"
-            checks.real(name, getattr(self, name), low=0, high=_LARGEST_SPREAD, rule=rule)
+    Returns:
+        The data set, with natural clients.
 
+    Raises:
+        ConfigError: a value is outside its range.
 
-def make_synthetic(settings: SyntheticSettings, seed: int) -> Dataset:
-    """Make the data set; of each client 80 % is for training and 20 % for testing.
-
-    >>> data = make_synthetic(SyntheticSettings(clients=3), seed=0)
+    >>> data = load_synthetic(clients=3)
     >>> data.input_shape, len(data.natural_clients)
     ((60,), 3)
     """
     checks.whole("seed", seed)
+    checks.whole("clients", clients, low=1)
+    checks.whole("max_samples", max_samples, low=_MIN_SAMPLES)
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        checks.real(name, value, low=0, high=_MAX_SPREAD, rule=f"must be between 0 (equal clients) and {_MAX_SPREAD:g}")
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_STREAM, seed])))
-    sizes = (random.lognormal(_LOG_MEAN, _LOG_SIGMA, settings.clients).clip(max=settings.max_samples)).astype(int)
-    sizes = (sizes + _MIN_SAMPLES).clip(max=settings.max_samples)
+    sizes = random.lognormal(_LOG_MEAN, _LOG_SIGMA, clients).clip(max=max_samples).astype(int)
+    sizes = (sizes + _MIN_SAMPLES).clip(max=max_samples)
     shared = _draw_model(0.0, random)
-    train: list[Client] = []
-    test_inputs, test_targets = [], []
+    train, test = [], []
     for size in sizes:
-        inputs, targets = _draw_client(settings, int(size), shared, random)
+        inputs, targets = _draw_client(int(size), alpha, beta, shared if is_iid else None, random)
         cut = len(inputs) - max(1, round(_TEST_SHARE * len(inputs)))
         train.append((inputs[:cut], targets[:cut]))
-        test_inputs.append(inputs[cut:])
-        test_targets.append(targets[cut:])
-    test = (np.concatenate(test_inputs), np.concatenate(test_targets))
-    return from_clients(train, test, name="synthetic", num_classes=NUM_CLASSES, is_synthetic=True)
-
-
-Model = tuple[NDArray[np.float64], NDArray[np.float64]]
+        test.append((inputs[cut:], targets[cut:]))
+    together = tuple(np.concatenate(part) for part in zip(*test, strict=True))
+    return from_clients(train, (together[0], together[1]), name="synthetic", num_classes=NUM_CLASSES, is_synthetic=True)
 
 
 def _draw_model(mean: float, random: np.random.Generator) -> Model:
@@ -78,14 +80,14 @@ def _draw_model(mean: float, random: np.random.Generator) -> Model:
 
 
 def _draw_client(
-    settings: SyntheticSettings, size: int, shared: Model, random: np.random.Generator
+    size: int, alpha: float, beta: float, shared: Model | None, random: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Inputs (size, 60) and classes (size,) of one client."""
-    model_mean = random.normal(0, settings.alpha)  # u_k
-    input_mean = random.normal(0, settings.beta)  # B_k
+    """Return inputs (size, 60) and classes (size,) of one client; a `shared` model makes all clients alike."""
+    model_mean = random.normal(0, alpha)  # u_k
+    input_mean = random.normal(0, beta)  # B_k
     centre = random.normal(input_mean, 1, NUM_INPUTS)  # v_k
     weights, bias = _draw_model(model_mean, random)
-    if settings.is_iid:
+    if shared is not None:
         centre, (weights, bias) = np.zeros(NUM_INPUTS), shared
     deviation = np.arange(1, NUM_INPUTS + 1) ** (_DECAY / 2)
     inputs = (centre + deviation * random.normal(size=(size, NUM_INPUTS))).astype(np.float32)

@@ -1,12 +1,12 @@
 """DP-SGD: tensors in, tensors out, explicit randomness, no I/O.
 
-Sample a batch (`poisson_sample`), clip every sample's gradient exactly (`PerSampleClipper`), add noise and step
-(`dp_sgd_step`), with all randomness from one `RandomStream`. Small models are several times as fast after
-`torch.set_num_threads(1)`; it is left to the caller, whose process it is.
+`poisson_sample` draws a batch. `PerSampleClipper` clips every record's gradient exactly. `dp_sgd_step` adds noise and
+steps. All randomness comes from one `RandomStream`. Small models are several times as fast after
+`torch.set_num_threads(1)`. That is a setting of the whole process, so it is left to the caller.
 
 >>> import torch
 >>> from alidpfl.models import paper_cnn
->>> images, labels = torch.rand(600, 1, 28, 28), torch.randint(10, (600,))  # a client's private data
+>>> images, labels = torch.rand(600, 1, 28, 28), torch.randint(10, (600,))  # private records
 >>> clipper = PerSampleClipper(paper_cnn((1, 28, 28)))
 >>> settings = StepSettings(clip_norm=1.0, noise_multiplier=1.1, learning_rate=0.5, expected_batch_size=0.015 * 600)
 >>> random = RandomStream.secure()
@@ -14,13 +14,13 @@ Sample a batch (`poisson_sample`), clip every sample's gradient exactly (`PerSam
 >>> result = dp_sgd_step(clipper, images[batch], labels[batch], settings, random)
 """
 
-from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, Clipper, PerSampleClipper, cross_entropy
+from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, PerSampleClipper, cross_entropy
 from alidpfl.dpsgd.grid_noise import Grid
 from alidpfl.dpsgd.one_by_one import OneByOneClipper
 from alidpfl.dpsgd.randomness import RandomStream
 from alidpfl.dpsgd.release import noised_total
 from alidpfl.dpsgd.softmax import SoftmaxClipper, is_softmax_regression
-from alidpfl.dpsgd.step import StepResult, StepSettings, add_noise, dp_sgd_step, noised_sum, poisson_sample
+from alidpfl.dpsgd.step import Clipper, StepResult, StepSettings, add_noise, dp_sgd_step, noised_sum, poisson_sample
 
 __all__ = [
     "BatchStatistics",

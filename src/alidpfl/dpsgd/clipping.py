@@ -1,10 +1,9 @@
-"""The sum of clipped per-sample gradients: the one quantity of a batch that DP-SGD may use, once it is noised."""
+"""The sum of clipped per-sample gradients. DP-SGD may use this one quantity of a batch, after adding noise."""
 
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,34 +13,33 @@ from alidpfl.dpsgd.conv import can_defer
 from alidpfl.dpsgd.gradient_forms import Deferred, Storage, clip_factors, to_drop
 from alidpfl.dpsgd.guards import details_withheld, full_precision, model_randomness
 from alidpfl.dpsgd.model_check import (
-    NUM_PROBES,
     check_agreement,
     check_model,
     check_modes,
-    check_moved,
+    gradients_one_by_one,
     made_up,
     no_buffer_changes,
-    one_by_one,
-    other_weights,
+    run_probes,
     trained_parameters,
-    trial,
 )
-from alidpfl.dpsgd.padding import even_products, filled, filled_size, linear_layers, whole_size
+from alidpfl.dpsgd.padding import linear_layers, pad_rows, padded_linear, padded_size, unpadded_size
 from alidpfl.dpsgd.recording import Recording, find_units
 from alidpfl.dpsgd.relu_pool import join_relu_and_pool
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.inputs import checks
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From outputs (B, ...) and targets (B, ...) to one loss a sample, (B,)."""
+"""Maps outputs (B, ...) and targets (B, ...) to one loss for each record, (B,)."""
+Rows = Tensor | None
+"""(B,) int64 numbers of a batch's records, or None for all."""
 
-# A float32 norm is right to about 2e-7: clipping a little lower makes the bound strict.
+# A float32 norm is right to about 2e-7. Clipping a little lower makes the bound strict.
 SAFETY = 1 - 1e-6
-SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-6, 1e6  # within float32's reach
+SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-6, 1e6  # float32 is precise in this range
 
 
 def check_clip_norm(clip_norm: float) -> None:
-    """Refuse a clip norm at which float32 is not precise; infinity switches clipping off."""
+    """Raise ConfigError if float32 is not precise at this clip norm. Infinity switches clipping off."""
     if not (SMALLEST_CLIP_NORM <= clip_norm <= LARGEST_CLIP_NORM or clip_norm == math.inf):
         raise ConfigError(
             f"clip_norm={clip_norm} must be in [{SMALLEST_CLIP_NORM:g}, {LARGEST_CLIP_NORM:g}], where float32 is "
@@ -50,69 +48,50 @@ def check_clip_norm(clip_norm: float) -> None:
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of class scores (B, classes) and labels (B,), one value a sample."""
+    """Return the cross-entropy (B,) of class scores (B, classes) and labels (B,)."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchStatistics:
-    """Un-noised facts about a batch, for the client's own eyes: never for the server, a log or an error message."""
+    """Facts about a batch without noise. They stay on the client: never in a message, a log or an error."""
 
-    norms: Tensor = field(repr=False)  # not shown: printing or logging a result must not give them away
+    norms: Tensor = field(repr=False)  # hidden: printing or logging a result must not reveal them
     """(B,) gradient norms before clipping, over all trained parameters (flat clipping)."""
     losses: Tensor = field(repr=False)
     """(B,) losses."""
 
     @property
     def num_non_finite(self) -> int:
-        """How many samples had a gradient with NaN or Inf, or too large for a precise factor, and contributed zero."""
+        """Number of records that were dropped: their gradient had NaN or Inf, or was too large for a precise factor."""
         dropped = to_drop(self.norms)
         return 0 if dropped is None else int(dropped.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedSum:
-    """What a batch gives. All of it is private: the sum may leave the client with noise added, the rest never."""
+    """The result for a batch. All of it is private: the sum may leave the client after adding noise, the rest never."""
 
     gradients: dict[str, Tensor] = field(repr=False)
-    """Sum over the batch of clipped per-sample gradients, by parameter name; float64 beyond one micro-batch."""
+    """Sum of clipped per-sample gradients by parameter name. It is float64 if there was more than one micro-batch."""
     statistics: BatchStatistics
-
-
-class Clipper(Protocol):
-    """What a DP-SGD step asks of a model: its trained parameters, and the clipped gradient sum of a batch."""
-
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        """What is trained, by name."""
-
-    def clipped_sum(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        *,
-        clip_norm: float,
-        seed: int,
-        rows: Tensor | None = None,
-        places: Tensor | None = None,
-    ) -> ClippedSum:
-        """Sum of clipped per-sample gradients of all samples, or of those in `rows`, at these places of a client's."""
 
 
 class PerSampleClipper:
     """Computes clipped gradient sums for one model.
 
-    Exact and flat: each sample's gradient over all trained parameters is scaled to norm at most C. Layers of type
-    Linear, Conv2d, Embedding, GroupNorm and LayerNorm have rules of their own, any other module with parameters goes
-    through torch.func.vmap; a model without per-sample gradients is refused with the reason and the remedy. The
-    model's structure and the set of trained parameters must not change afterwards. The model's values are left as they
-    are; with convolutions, its memory layout becomes channels-last. On the CPU, or on
-    CUDA by the same code without the native kernels (written for it, not tested on it).
+    Clipping is exact and flat: each record's gradient over all trained parameters is scaled to norm at most C. Linear,
+    Conv2d, Embedding, GroupNorm and LayerNorm have their own rules. Any other module with parameters goes through
+    torch.func.vmap. A model without per-sample gradients is refused, with the reason and the remedy.
 
-    The first batch of a new shape is preceded by a probe: on a few made-up samples, the result must equal that of plain
-    autograd, one sample at a time. The probe finds the usual ways of mixing samples, not every conceivable one: a
-    forward pass or a loss that looks across the batch only for particular values has no sensitivity bound, and no test
-    can exclude it. The guarantee is for models that treat samples independently.
+    The model's structure and its set of trained parameters must not change afterwards. Its values are not changed. With
+    convolutions, its memory layout becomes channels-last. It runs on the CPU. On CUDA the same code runs without the
+    native kernels, and was not tested there.
+
+    Before the first batch of a new shape, a probe compares the result on a few made-up samples with plain autograd, one
+    sample at a time. The probe finds the usual ways of mixing records, not all of them. A forward pass or a loss that
+    looks across the batch for particular values only has no sensitivity bound, and no test can exclude it. The
+    guarantee is for models that treat records independently.
     """
 
     def __init__(
@@ -121,17 +100,21 @@ class PerSampleClipper:
         *,
         loss: Loss = cross_entropy,
         microbatch_size: int = 128,
-        max_gradient_bytes: int = 32 << 20,
+        max_gradient_bytes: int = 2**25,
     ) -> None:
         """Prepare `model`.
 
         Args:
-            model: any module; parameters with `requires_grad=False` are frozen.
-            loss: gives one value a sample, from that sample alone: no class balancing over the batch, no pairs.
-            microbatch_size: samples that go through the model at once; bounds the memory of activations. Smaller ones
-                than `filled_size(1)` are filled up to it.
-            max_gradient_bytes: most memory for written-out per-sample gradients; what does not fit is computed twice.
-                Modules without a rule write out those of `filled_size(1)` samples in any case.
+            model: Any module. Parameters with `requires_grad=False` are frozen.
+            loss: Gives one value for each record, from that record alone: no class balancing over the batch, no pairs.
+            microbatch_size: Records that go through the model at once. It bounds the memory of activations. Smaller
+                batches are padded to `padded_size(1)`.
+            max_gradient_bytes: Most memory for per-sample gradients. Those that do not fit are computed twice. Modules
+                without a rule always write out those of `padded_size(1)` records.
+
+        Raises:
+            ConfigError: An argument is of the wrong type or out of range.
+            UnsupportedModelError: The model has no exact per-sample gradients.
         """
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -150,34 +133,35 @@ class PerSampleClipper:
         self._dtype, self._device = first.dtype, first.device
         self._units = sorted(find_units(model), key=lambda unit: unit.num_params)
         self._max_gradient_bytes = max_gradient_bytes
-        # Where fewer than a filled batch fit, the memory is taken all the same: no sample must feel its place.
-        self._microbatch_size = whole_size(min(microbatch_size, max(filled_size(1), self._samples_that_fit())))
-        self._embeddings = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+        # A padded batch is used even if fewer records fit the limit: no gradient may depend on a record's place.
+        self._microbatch_size = unpadded_size(min(microbatch_size, max(padded_size(1), self._records_that_fit())))
+        self._has_embeddings = any(isinstance(m, nn.Embedding) for m in model.modules())
         self._has_convolutions = any(isinstance(m, nn.Conv2d) for m in model.modules())
         if self._has_convolutions:
-            # The layout only: the same values, and convolutions are faster.
+            # Only the layout changes, not the values. Convolutions are faster.
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._probed: set[object] = set()
 
     def clipped_sum(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        *,
-        clip_norm: float,
-        seed: int,
-        rows: Tensor | None = None,
-        places: Tensor | None = None,
+        self, inputs: Tensor, targets: Tensor, *, clip_norm: float, seed: int, rows: Rows = None, places: Rows = None
     ) -> ClippedSum:
-        """Sum of clipped per-sample gradients of a batch, which may be empty.
+        """Return the sum of clipped per-sample gradients of a batch, which may be empty.
 
         Args:
-            inputs: (B, ...); floating point, or integers for a model that embeds them.
-            targets: (B, ...), as the loss takes them.
-            clip_norm: C; infinity switches clipping off.
-            seed: of the randomness inside the model (dropout); torch's global generator is left untouched.
-            rows: (B,) int64, where inputs and targets are those of a whole data set: the rows that make the batch.
-            places: not used here; see SoftmaxClipper.
+            inputs: (B, ...) floating point, or integers for a model that embeds them.
+            targets: (B, ...) in the form that the loss takes.
+            clip_norm: C. Infinity switches clipping off.
+            seed: Seed of the randomness inside the model (dropout). Torch's global generator is not changed.
+            rows: (B,) int64 rows that make the batch, if inputs and targets are a whole data set. None means all.
+            places: Not used here; see `SoftmaxClipper`.
+
+        Returns:
+            The sum by parameter name, and the batch's private statistics.
+
+        Raises:
+            ConfigError: The clip norm or the loss does not fit, or the model was changed.
+            DataError: The batch does not fit the model. The message quotes no data.
+            UnsupportedModelError: The model has no exact per-sample gradients.
         """
         check_clip_norm(clip_norm)
         if rows is not None:
@@ -202,7 +186,7 @@ class PerSampleClipper:
             part = self._microbatch(x, y, clip_norm)
             statistics.append(part.statistics)
             for name, gradient in part.gradients.items():
-                # In double: a float32 sum of thousands of samples would round by more than one of them may move it.
+                # In double: a float32 sum of thousands of records would round by more than one of them may move it.
                 sums[name] = sums[name].double().add_(gradient) if name in sums else gradient
         return ClippedSum(
             gradients=sums,
@@ -213,10 +197,10 @@ class PerSampleClipper:
 
     def _microbatch(self, inputs: Tensor, targets: Tensor, clip_norm: float) -> ClippedSum:
         used = len(inputs)
-        size = filled_size(used)
-        inputs, targets = filled(inputs, size), filled(targets, size)
-        recording = Recording(self._units, self._plan_storage(size), size, self._device)
-        with even_products(self._linear_layers):
+        size = padded_size(used)
+        inputs, targets = pad_rows(inputs, size), pad_rows(targets, size)
+        recording = Recording(self._units, self._plan_storage(size), size)
+        with padded_linear(self._linear_layers):
             losses = recording.run(lambda: self._losses(inputs, targets))
         limit = clip_norm * SAFETY
         found = {name: g for name, g in recording.found.items() if not isinstance(g, Deferred)}
@@ -228,12 +212,12 @@ class PerSampleClipper:
             squared += gradients.squared_norms
         norms, sums = squared.sqrt(), {}
         for name, late in deferred.items():  # at most one
-            norms, sums[name] = late.clipped_sum(filled(squared[:used], size, math.inf), limit)  # infinite: no part
+            norms, sums[name] = late.clipped_sum(pad_rows(squared[:used], size, math.inf), limit)  # infinite: dropped
             norms[used:] = squared[used:].sqrt()
         factors, dropped = clip_factors(norms, limit).to(self._dtype), to_drop(norms)
         factors[used:] = 0
         for name, parameter in self.parameters.items():
-            if name in found:  # popped: its memory is free before the next layer's sum is made
+            if name in found:  # popped, so that its memory is free before the next layer's sum
                 sums[name] = found.pop(name).weighted_sum(factors, dropped)
             elif name not in sums:  # the layer does not reach the loss
                 sums[name] = torch.zeros_like(parameter, requires_grad=False)
@@ -242,7 +226,7 @@ class PerSampleClipper:
 
     def _losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         if self._has_convolutions and inputs.dim() == 4:  # noqa: PLR2004
-            inputs = inputs.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # channels last, as the weights
+            inputs = inputs.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # channels last, like the weights
         outputs = self._network(inputs)
         if self._loss is cross_entropy and not isinstance(outputs, Tensor):
             raise ConfigError(f"the model returned a {type(outputs).__name__}; pass a `loss` that takes it apart")
@@ -250,17 +234,17 @@ class PerSampleClipper:
         if losses.shape != (len(inputs),):
             raise ConfigError(
                 f"the loss returned shape {tuple(losses.shape)} for a batch of {len(inputs)}; it must return one value "
-                'a sample: use reduction="none", and .flatten(1).mean(1) on what has more dimensions'
+                'a record: use reduction="none", and .flatten(1).mean(1) if the result has more dimensions'
             )
         return losses
 
-    def _samples_that_fit(self) -> int:
-        """Samples whose gradients fit the memory limit, counting the modules that must always write them out."""
+    def _records_that_fit(self) -> int:
+        """Return how many records' gradients fit the memory limit, for the modules that must always write them out."""
         numbers = sum(unit.num_params for unit in self._units if not unit.has_rule)
         return max(1, self._max_gradient_bytes // (numbers * self._dtype.itemsize)) if numbers else sys.maxsize
 
     def _plan_storage(self, batch_size: int) -> dict[str, Storage]:
-        """Defer the largest layer that can be; keep the others' gradients, smallest first, as many as fit the limit."""
+        """Defer the largest layer that can be deferred. Keep the other gradients, smallest first, up to the limit."""
         largest = next((unit for unit in reversed(self._units) if unit.has_rule and can_defer(unit.module)), None)
         plan, used = {}, 0
         for unit in self._units:
@@ -275,7 +259,7 @@ class PerSampleClipper:
         now = trained_parameters(self.model)
         if now.keys() != self.parameters.keys() or any(now[name] is not p for name, p in self.parameters.items()):
             raise ConfigError(
-                "the model's trained parameters are not those that this PerSampleClipper was made for; make a new one "
+                "the model's trained parameters have changed since this PerSampleClipper was made; make a new one "
                 "after replacing, freezing or unfreezing layers"
             )
 
@@ -290,7 +274,7 @@ class PerSampleClipper:
         if inputs.dim() == 0 or targets.dim() == 0 or len(inputs) != len(targets):
             raise DataError("inputs and targets must have the same first dimension, the batch")
         dtype = self._dtype
-        if inputs.dtype != dtype and not (self._embeddings and not inputs.is_floating_point()):
+        if inputs.dtype != dtype and not (self._has_embeddings and not inputs.is_floating_point()):
             remedy = f"inputs.to({dtype})" + (" / 255" if inputs.dtype == torch.uint8 else "")
             raise DataError(f"inputs have dtype {inputs.dtype}, the model's parameters {dtype}; convert them: {remedy}")
 
@@ -298,19 +282,19 @@ class PerSampleClipper:
         key = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, self.model.training)
         if key in self._probed:
             return
-        num_tokens = min(self._embeddings, default=None)
-        moved = 0.0
-        for number in range(NUM_PROBES):
-            x, y = made_up(inputs, number, num_tokens), made_up(targets, number)
-            with trial(self.model, x, y), other_weights(self.model, number):
-                with torch.no_grad():
-                    outputs = self.model(x)
-                # Whichever dimension holds the classes: labels below the smallest are labels of all.
-                classes = min(outputs.shape[1:]) if isinstance(outputs, Tensor) and outputs.dim() > 1 else None
-                y = made_up(targets, number, classes)
+
+        def probe(x: Tensor, number: int) -> float:
+            with torch.no_grad():
+                outputs = self.model(x)
+            # The classes may be in any dimension: labels below the smallest fit all of them.
+            classes = min(outputs.shape[1:]) if isinstance(outputs, Tensor) and outputs.dim() > 1 else None
+            y = made_up(targets, number, classes)
+            losses = (self._loss(self.model(one), label) for one, label in zip(x.split(1), y.split(1), strict=True))
+            with no_buffer_changes(self.model):
                 ours = self._microbatch(x, y, math.inf)
-                true_norms, true_sums = one_by_one(lambda x, y: self._loss(self.model(x), y), self.parameters, x, y)
-            check_agreement(ours.statistics.norms, ours.gradients, true_norms, true_sums)
-            moved += float(ours.statistics.norms.nan_to_num(posinf=0.0).max())
-        check_moved(moved)
+                truth = gradients_one_by_one(self.parameters, losses)
+            check_agreement((ours.statistics.norms, ours.gradients), truth)
+            return float(ours.statistics.norms.nan_to_num(posinf=0.0).max())
+
+        run_probes(self.model, inputs, targets, probe)
         self._probed.add(key)

@@ -1,9 +1,15 @@
-"""Noise on a grid: what leaves a client is a vector of whole numbers, and its privacy is that of real numbers.
+"""Noise on a grid: a client releases whole numbers, and the privacy is that of real-valued Gaussian noise.
 
-Every record's vector is clipped and rounded to whole numbers, whose length is then checked in exact arithmetic; whole
-numbers are added without rounding, in any order; and the noise is the rounding of real Gaussian noise. Since
-n + round(G) = round(n + G) for a whole n, the outcome is what rounding makes of the Gaussian mechanism over the real
-numbers: post-processing. Every accountant of that mechanism holds, with nothing to add. docs/explanation/floating-point.md.
+Every record's vector is clipped and rounded to whole numbers, and its norm is then checked in exact arithmetic. Adding
+whole numbers does not round, in any order. The noise is round(G) for a real Gaussian G. For a whole n,
+n + round(G) = round(n + G). So the result is the Gaussian mechanism over real numbers, rounded. Rounding is
+post-processing, and every accountant of that mechanism holds without a correction: docs/explanation/floating-point.md.
+
+round(G) with G ~ N(0, s²), s = 2^16, is drawn exactly, without floating point. A real number U, uniform in [0, 1),
+falls between two values of F(k) = P(|round(G)| <= k) = erf((k + ½) / (s √2)). The k above it is the magnitude. Only the
+first 64 bits of U are drawn, and F is a table of 64-bit whole numbers that are right to one unit. Once in 10^13 draws
+the bits are too near an entry to decide. Then more bits are drawn, and F is computed as precisely as needed. So the
+distribution has no error, given uniform bits.
 """
 
 import math
@@ -23,13 +29,22 @@ from alidpfl.dpsgd.gradient_forms import LARGEST_NORM
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.errors import ConfigError
 
-_LEAST_NOISE = 0.01  # below, squared norms of whole numbers would leave what float64 adds exactly
-_LEAST_CELLS = 8  # on an average coordinate of a vector of norm C: on fewer, rounding would eat much of it
+_LOG_DEVIATION: Final = 16
+DEVIATION: Final = 1 << _LOG_DEVIATION
+"""s, the standard deviation of the noise in steps of the grid, before rounding."""
+
+_LEAST_NOISE: Final = 0.01  # with less, squared norms of whole numbers would be too large for float64 to add exactly
+_LEAST_CELLS: Final = 8  # steps in an average coordinate of a vector of norm C; with fewer, rounding removes much of it
+_BITS: Final = 64
+_WORKING_BITS: Final = 160  # precision of the table's arithmetic: its errors add up to less than 2^-90
+_TABLE_DEVIATIONS: Final = 9.3  # end of the table: fewer than one in 2^64 draws lies beyond
+_UNCLEAR: Final = 1  # largest error of a table entry
+_DRAWN_AT_A_TIME: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The grid for noise of σC: its step is γ = σC / 2^16, so that in steps the noise always has s = 2^16.
+    """The grid for noise of σC. Its step is γ = σC / 2^16, so that the noise always has s = 2^16 steps.
 
     >>> grid = Grid(clip_norm=1.0, noise_multiplier=2.0)
     >>> grid.step, grid.largest_square == 2**30
@@ -37,30 +52,30 @@ class Grid:
     """
 
     clip_norm: float
-    """C, the most that a record moves the sum by."""
+    """C, the most that a record can move the sum."""
     noise_multiplier: float
-    """σ; the release must have been charged before."""
+    """σ. Charge the release before you make it."""
 
     def __post_init__(self) -> None:
         check_clip_norm(self.clip_norm)
         if not (self.noise_multiplier >= _LEAST_NOISE and math.isfinite(self.noise_multiplier)):
             raise ConfigError(
                 f"noise_multiplier={self.noise_multiplier} must be at least {_LEAST_NOISE:g} for noise on a grid; "
-                'use noise="gaussian", or more noise: at so little nothing is private'
+                'use noise="gaussian", or more noise: with this little, nothing is private'
             )
 
     @cached_property
     def step(self) -> float:
-        """γ, between two neighbouring values."""
+        """γ, the distance of neighbouring values."""
         return self.noise_multiplier * self.clip_norm / DEVIATION
 
     @cached_property
     def largest_square(self) -> int:
-        """The most that a record's squared norm may be, in steps: floor((s/σ)²), so that s is at least σ times it."""
+        """Largest squared norm of a record in steps, floor((s/σ)²). So s is at least σ times the norm."""
         return int((DEVIATION / Fraction(self.noise_multiplier)) ** 2)
 
     def check_size(self, size: int) -> None:
-        """Refuse vectors of so many coordinates that, at this much noise, most of them would be rounded away."""
+        """Raise ConfigError if rounding would remove most of a vector with `size` coordinates, at this much noise."""
         largest = DEVIATION / (_LEAST_CELLS * math.sqrt(size))
         if self.noise_multiplier > largest:
             raise ConfigError(
@@ -69,19 +84,19 @@ class Grid:
             )
 
     def rounded(self, vector: Tensor) -> Tensor | None:
-        """A record's vector (P,) clipped to C and rounded, in steps: whole numbers in float64; None to drop it.
+        """Clip a record's vector (P,) to C and round it. Return whole steps in float64, or None to drop the record.
 
-        Depends on nothing but the vector. To the nearest grid point, or where that leaves it too long toward zero; if
-        even that is too long, by an error of float arithmetic, the record is dropped. What decides is exact: whole
-        numbers whose squares add up to less than 2^53 are added in float64 without rounding, and a sum that does not
-        stay below it, adding what is not negative, ends above the limit.
+        The result depends on the vector only. Coordinates go to the nearest grid point, or toward zero if the vector
+        would be too long. If it is still too long, by an error of float arithmetic, the record is dropped. The check is
+        exact: float64 adds squares of whole numbers without rounding while the sum is below 2^53, and a sum of
+        non-negative terms that passes 2^53 stays above the limit.
         """
         scaled = vector.to(torch.float64, copy=True)
         norm = float(torch.linalg.vector_norm(scaled))
         if not norm <= LARGEST_NORM:  # also NaN
             return None
         limit = math.sqrt(self.largest_square)
-        longest = limit - 2 - len(vector) / (16 * limit)  # rounding adds a twelfth to each square, give or take
+        longest = limit - 2 - len(vector) / (16 * limit)  # rounding adds about a twelfth to each square
         scaled *= min(1 / self.step, longest / norm if norm else math.inf)
         for rounding in (torch.round, torch.trunc):
             whole = rounding(scaled)
@@ -90,7 +105,7 @@ class Grid:
         return None
 
     def noised_total(self, vectors: Iterable[Tensor], size: int, random: RandomStream) -> Tensor:
-        """(size,) float32: the sum of all records' vectors, each (size,), with noise N(0, σ²C² I), on the grid."""
+        """Return the sum of all records' vectors, each (size,), with noise N(0, σ²C² I), as float32 on the grid."""
         check_stream(random)
         self.check_size(size)
         total = torch.zeros(size, dtype=torch.int64)
@@ -98,22 +113,11 @@ class Grid:
             if (whole := self.rounded(vector)) is not None:
                 total += whole.long()
         noised = total + rounded_gaussian(size, random)
-        return (noised.double() * self.step).float()  # a function of the whole numbers: nothing to account for
-
-
-_LOG_DEVIATION: Final = 16
-DEVIATION: Final = 1 << _LOG_DEVIATION
-"""s, the standard deviation before rounding."""
-
-_BITS: Final = 64
-_WORKING_BITS: Final = 160  # of the table's arithmetic: its errors add up to less than 2^-90
-_TABLE_DEVIATIONS: Final = 9.3  # of the table's reach: beyond, fewer than one in 2^64 draws
-_UNCLEAR: Final = 1  # how far an entry of the table may be off
-_DRAWN_AT_A_TIME: Final = 1 << 16
+        return (noised.double() * self.step).float()  # post-processing of whole numbers: it costs no privacy
 
 
 def rounded_gaussian(count: int, random: RandomStream) -> Tensor:
-    """(count,) int64, independent, each round(G) with G ~ N(0, 2^32).
+    """Return `count` independent int64 numbers, each round(G) with G ~ N(0, 2^32).
 
     >>> rounded_gaussian(3, RandomStream.seeded(0)).dtype
     torch.int64
@@ -123,12 +127,12 @@ def rounded_gaussian(count: int, random: RandomStream) -> Tensor:
         part = drawn[start : start + _DRAWN_AT_A_TIME]
         signs = random.words((len(part) + 63) // 64)
         bits = np.unpackbits(signs.view(np.uint8))[: len(part)].astype(np.int64)
-        np.multiply(_magnitudes(random.words(len(part)), random), 1 - 2 * bits, out=part)  # of 0, the sign is nothing
+        np.multiply(_magnitudes(random.words(len(part)), random), 1 - 2 * bits, out=part)  # 0 has no sign
     return torch.from_numpy(drawn)
 
 
 def _magnitudes(words: NDArray[np.uint64], random: RandomStream) -> NDArray[np.int64]:
-    """For each 64 bits of a U, the least k with U < F(k)."""
+    """Return the least k with U < F(k), for each U given by its first 64 bits."""
     table = thresholds()
     found = np.searchsorted(table, words)  # table[found - 1] < words <= table[found]
     below, above = table[np.maximum(found, 1) - 1], table[np.minimum(found, len(table) - 1)]
@@ -139,10 +143,10 @@ def _magnitudes(words: NDArray[np.uint64], random: RandomStream) -> NDArray[np.i
 
 
 def _resolved(first_bits: int, random: RandomStream) -> int:
-    """The least k with U < F(k), where U begins with these 64 bits; draws as many more as it takes to tell."""
+    """Return the least k with U < F(k), where U begins with these 64 bits. Draw as many more bits as are needed."""
     drawn, bits = first_bits, _BITS
     while True:
-        low, high = -1, DEVIATION  # the least k whose threshold is not below `drawn` is in (low, high]
+        low, high = -1, DEVIATION  # the least k with a threshold of at least `drawn` is in (low, high]
         while threshold(high, bits) < drawn:
             high *= 2
         while high - low > 1:
@@ -150,28 +154,33 @@ def _resolved(first_bits: int, random: RandomStream) -> int:
             low, high = (middle, high) if threshold(middle, bits) < drawn else (low, middle)
         if threshold(high, bits) > drawn:
             return high
-        drawn, bits = drawn << _BITS | int(random.words(1)[0]), bits + _BITS  # equal: U is below F(high), or above
+        drawn, bits = drawn << _BITS | int(random.words(1)[0]), bits + _BITS  # equal: more bits must decide
 
 
 @lru_cache(maxsize=1)
 def thresholds() -> NDArray[np.uint64]:
-    """2^64 F(k) for k = 0, 1, ... to within one unit, as far as it is below 2^64; read-only, 5 MB, takes a second.
+    """Return 2^64 F(k) for k = 0, 1, ... to within one unit, while it is below 2^64. Read-only, 5 MB, takes a second.
 
     P(round(G) = k) is the integral of the density over [k - ½, k + ½]. With x = k/s and h = 1/(2s) it is 2h φ(x) times
-    1 + He₂(x) h²/3! + He₄(x) h⁴/5! + He₆(x) h⁶/7!, φ the standard normal density and He Hermite's polynomials; what
-    that leaves out is below 2^-128 of it. φ(k/s) follows from φ((k - 1)/s) by two multiplications.
+    1 + He₂(x) h²/3! + He₄(x) h⁴/5! + He₆(x) h⁶/7!. Here φ is the standard normal density, and He are the Hermite
+    polynomials. The remainder is below 2^-128 of it. φ(k/s) follows from φ((k - 1)/s) by two multiplications.
     """
     one, bits = 1 << _WORKING_BITS, _WORKING_BITS
-    a, b, c, d = (int(coefficient * one) for coefficient in _coefficients())
-    ratio = one - (one >> (2 * _LOG_DEVIATION + 1)) + _exponential_rest(one)  # e^(-1/2s²): φ(1/s) / φ(0)
+    square = Fraction(1, 4 * DEVIATION**2)  # h²
+    u, v, w = square / 6, square**2 / 120, square**3 / 5040
+    exact = 1 - u + 3 * v - 15 * w, u - 6 * v + 45 * w, v - 15 * w, w  # coefficients of 1, x², x⁴, x⁶
+    a, b, c, d = (int(coefficient * one) for coefficient in exact)
+    y = 2 * square  # 1/2s² = 2^-33
+    rest = sum((-y) ** n / math.factorial(n) for n in range(2, 9))  # e^-y - 1 + y: seven terms reach 2^-297
+    ratio = one - (one >> (2 * _LOG_DEVIATION + 1)) + int(rest * one)  # e^-y = φ(1/s) / φ(0)
     ratio_of_ratios = ratio * ratio >> bits
     density = _root_of_two_over_pi(bits) >> (_LOG_DEVIATION + 1)  # 2h φ(0)
     entries, total = [], 0
     for k in range(int(_TABLE_DEVIATIONS * DEVIATION)):
-        square = k * k << (bits - 2 * _LOG_DEVIATION)  # x²
-        factor = (((d * square >> bits) + c) * square >> bits) + b
-        probability = density * ((factor * square >> bits) + a) >> bits
-        total += 2 * probability if k else probability  # of either sign
+        x2 = k * k << (bits - 2 * _LOG_DEVIATION)  # x²
+        factor = (((d * x2 >> bits) + c) * x2 >> bits) + b
+        probability = density * ((factor * x2 >> bits) + a) >> bits
+        total += 2 * probability if k else probability  # both signs
         entries.append(total >> (bits - _BITS))
         density = density * ratio >> bits
         ratio = ratio * ratio_of_ratios >> bits
@@ -180,28 +189,15 @@ def thresholds() -> NDArray[np.uint64]:
     return table
 
 
-def _coefficients() -> tuple[Fraction, Fraction, Fraction, Fraction]:
-    """Of 1, x², x⁴, x⁶ in 1 + He₂(x) h²/3! + He₄(x) h⁴/5! + He₆(x) h⁶/7!."""
-    square = Fraction(1, 4 * DEVIATION**2)
-    u, v, w = square / 6, square**2 / 120, square**3 / 5040
-    return 1 - u + 3 * v - 15 * w, u - 6 * v + 45 * w, v - 15 * w, w
-
-
-def _exponential_rest(one: int) -> int:
-    """e^-y - 1 + y in units of 1 / `one`, for y = 1/2s² = 2^-33: seven terms reach 2^-297."""
-    y = Fraction(1, 2 * DEVIATION**2)
-    return int(sum((-y) ** n / math.factorial(n) for n in range(2, 9)) * one)
-
-
 def threshold(k: int, bits: int) -> int:
-    """floor(2^bits F(k)), exactly.
+    """Return floor(2^bits F(k)), exactly.
 
     With a = (k + ½)/s, F(k) = √(2/π) Σ (-1)^n a^(2n+1) / (2^n n! (2n + 1)). Terms grow up to e^(a²/2) before they
-    fall, and so do the errors that rounding down leaves in them: of N terms, at most N (e^(a²/2) + 1) + 8 last places
-    altogether. As many guard bits as that takes and 48 more, and again more in case they do not decide.
+    fall, and so do their rounding errors. For N terms these are at most N (e^(a²/2) + 1) + 8 last places in total. The
+    guard bits cover that, with 48 to spare. If they do not decide, more are added.
     """
     half_square = (2 * k + 1) ** 2  # a²/2 in units of 1/8s²
-    guard = 3 * half_square // (16 * DEVIATION**2) + 64  # above a²/2 · log₂e
+    guard = 3 * half_square // (16 * DEVIATION**2) + 64  # more than a²/2 · log₂e
     error = 1 << (guard - 16)
     while True:
         working = bits + guard
@@ -219,7 +215,7 @@ def threshold(k: int, bits: int) -> int:
 
 @lru_cache(maxsize=64)
 def _root_of_two_over_pi(bits: int) -> int:
-    """√(2/π) in units of 2^-bits, to within two of them."""
+    """Return √(2/π) in units of 2^-bits, to within two of them."""
     working = bits + 32
     pi = 4 * (4 * _arctangent_of_inverse(5, working) - _arctangent_of_inverse(239, working))  # Machin 1706
     return math.isqrt((2 << (3 * working)) // pi) >> 32

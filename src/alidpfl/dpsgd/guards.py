@@ -1,4 +1,4 @@
-"""What surrounds every run of a model on private data: precision, its own randomness, and errors that quote nothing."""
+"""Context managers for every run of a model on private data: precision, randomness, and errors that quote no data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,14 @@ import torch
 
 from alidpfl.errors import AliDpflError, DataError
 
+_FULL = ("ieee", "none")  # "none" is torch's default, which is full precision
+
 
 @contextmanager
 def model_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed what the model draws from torch's global generator (dropout), and leave the generator as it was.
+    """Seed torch's global generator for the model (dropout), and restore its state afterwards.
 
-    As `torch.random.fork_rng` with `torch.manual_seed`; for the CPU alone, a millisecond faster.
+    It does the same as `torch.random.fork_rng` with `torch.manual_seed`, and on the CPU is a millisecond faster.
     """
     if device.type == "cuda":
         with torch.random.fork_rng(devices=[device]):
@@ -30,9 +32,9 @@ def model_randomness(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Products in float32, whatever the process was told: neither autocast nor TensorFloat32, bfloat16 and the like.
+    """Compute products in full float32: without autocast, TensorFloat32 or bfloat16, whatever the process has set.
 
-    With fewer digits a sample's gradient depends on who else is in the batch, and a clipped sum may exceed its bound.
+    With fewer digits a record's gradient depends on the rest of the batch, and a clipped sum may exceed its bound.
     """
     changed = [(switch, found) for switch in _precisions(device) if (found := switch.fp32_precision) not in _FULL]
     try:
@@ -45,9 +47,6 @@ def full_precision(device: torch.device) -> Iterator[None]:
             switch.fp32_precision = found
 
 
-_FULL = ("ieee", "none")  # "none": as torch is by default, which is in full
-
-
 def _precisions(device: torch.device) -> list[Any]:
     backends: Any = torch.backends
     if device.type == "cuda":
@@ -57,7 +56,7 @@ def _precisions(device: torch.device) -> list[Any]:
 
 @contextmanager
 def details_withheld() -> Iterator[None]:
-    """Turn an error of the model or the loss into one without details: torch's message may quote a value."""
+    """Replace an error of the model or the loss by one without details, since torch's message may quote a record."""
     try:
         yield
     except (RuntimeError, IndexError, ValueError) as error:

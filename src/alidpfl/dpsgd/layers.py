@@ -1,8 +1,4 @@
-"""One rule a layer: its per-sample gradients from what went in and the gradient that came back.
-
-A rule takes the module, the names of its trained parameters, the layer's input (B, ...), the gradient of the loss with
-respect to its output (B, ...), and what to do with gradients that it has to write out.
-"""
+"""Rules for per-sample gradients: one for each type of layer, and torch.func.vmap for all other modules."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,35 +11,46 @@ from alidpfl.dpsgd.conv import conv2d_gradients
 from alidpfl.dpsgd.gradient_forms import (
     Bilinear,
     Deferred,
+    Rewritten,
     SampleGradients,
     Storage,
     Stored,
     precise,
-    rewritten,
     squared_norms,
-    squared_rows,
     stored,
 )
-from alidpfl.dpsgd.padding import even_gram, even_products_of
+from alidpfl.dpsgd.padding import padded_bmm, padded_gram
 from alidpfl.errors import UnsupportedModelError
 
 LayerRule = Callable[[nn.Module, Sequence[str], Tensor, Tensor, Storage], dict[str, SampleGradients | Deferred]]
+"""Computes a layer's per-sample gradients from its input and its output gradient.
+
+Args:
+    module: The layer.
+    names: Its trained parameters.
+    inputs: (B, ...) the layer's input.
+    grad_output: (B, ...) gradient of the loss with respect to the layer's output.
+    storage: What to do with gradients that must be written out.
+
+Returns:
+    The gradients by parameter name.
+"""
 
 
 def linear_gradients(
     module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
 ) -> dict[str, SampleGradients | Deferred]:
-    """Linear on (B, d) or (B, ..., d); with positions in between, the gradient is a sum over them."""
+    """Apply the rule for Linear on (B, d) or (B, ..., d). Positions in between are summed over."""
     del module
     found: dict[str, SampleGradients | Deferred] = {}
     if inputs.dim() == 2:  # noqa: PLR2004
-        # In double throughout: a tiny factor must not underflow before a huge one multiplies it.
-        squared = squared_rows(grad_output.double())
+        # In double: a tiny factor must not underflow before a huge one multiplies it.
+        squared = squared_norms(grad_output.double())
         if "bias" in names:
             found["bias"] = stored(grad_output, squared)
         if "weight" in names:
-            # |g a^T|^2 = |g|^2 |a|^2: nothing is written out (Goodfellow 2015).
-            squared_inputs = squared_rows(inputs.double())
+            # |g a^T|^2 = |g|^2 |a|^2, so that no gradient is written out (Goodfellow 2015).
+            squared_inputs = squared_norms(inputs.double())
             found["weight"] = Bilinear(
                 inputs=inputs,
                 grad_output=grad_output,
@@ -51,9 +58,7 @@ def linear_gradients(
                 form=_outer,
             )
         return found
-    inputs, grad_output = (
-        t.reshape(t.shape[0], -1, t.shape[-1]) for t in (inputs, grad_output)
-    )  # (B, T, d), (B, T, p)
+    inputs, grad_output = (t.reshape(len(t), -1, t.shape[-1]) for t in (inputs, grad_output))  # (B, T, d), (B, T, p)
     if "bias" in names:
         found["bias"] = stored(grad_output.sum(1))
     if "weight" in names:
@@ -72,39 +77,41 @@ def _outer_in_double(inputs: Tensor, grad_output: Tensor) -> Tensor:
 def _sequence_weight(inputs: Tensor, grad_output: Tensor, storage: Storage) -> SampleGradients:
     _, positions, width_in = inputs.shape
     width_out = grad_output.shape[2]
-    if positions * (width_in + width_out) < width_in * width_out:  # fewer multiplications than writing them out
+    if positions * (width_in + width_out) < width_in * width_out:  # cheaper than writing them out
         wide = inputs.double()
         squared_lengths = squared_norms(wide)
-        squared = _gram_norms(even_gram(wide), squared_lengths.sqrt(), grad_output, width_in)
+        squared = _gram_norms(padded_gram(wide), squared_lengths.sqrt(), grad_output, width_in)
         squared = precise(squared, squared_lengths.sum(1))
         return Bilinear(inputs=inputs, grad_output=grad_output, squared_norms=squared, form=_outer_in_double)
     if storage is Storage.KEEP:
         return _write_sequence_weight(inputs, grad_output)
-    return rewritten(inputs, grad_output, _write_sequence_weight, width_in * width_out * inputs.element_size())
+    return Rewritten(inputs, grad_output, _write_sequence_weight, width_in * width_out * inputs.element_size())
 
 
 def _write_sequence_weight(inputs: Tensor, grad_output: Tensor) -> Stored:
-    return stored(even_products_of(grad_output.mT, inputs))  # (B, p, d)
+    return stored(padded_bmm(grad_output.mT, inputs))  # (B, p, d)
 
 
 def _gram_norms(products: Tensor, lengths: Tensor, grad_output: Tensor, width: int) -> Tensor:
-    """|sum_t g_t a_t^T|^2 = sum_ts <a_t, a_s> <g_t, g_s> (Li et al. 2022), or a little more, never less.
+    """Return |sum_t g_t a_t^T|^2 = sum_ts <a_t, a_s> <g_t, g_s> (Li et al. 2022), or a little more, never less.
 
-    The terms of a hostile sample may cancel to any degree, and a norm that comes out too small would let it exceed the
-    clip norm. In double, with S = sum_t |a_t| |g_t|, n terms in both products and twice T in the sums, rounding moves
-    the result by at most (n + 2 T + 8) 2^-53 S^2, in whatever order they are added; twice that is added here. And what
-    is summed up are single-precision multiples of the g_t, each off by 2^-24 of itself: by 2^-24 S together, of which
-    twice as much is added to the norm.
+    The terms of a hostile record may cancel to any degree. A norm that comes out too small would let the record exceed
+    the clip norm. So twice the largest rounding error is added, for each of two errors:
+
+    - In double, with S = sum_t |a_t| |g_t|, n terms in both products and twice T in the sums, rounding moves the result
+      by at most (n + 2 T + 8) 2^-53 S^2, in any order of addition.
+    - The weighted sum adds single-precision multiples of the g_t. Each is off by 2^-24 of itself, and all together by
+      2^-24 S.
 
     Args:
         products: (B, T, T) <a_t, a_s>, double.
         lengths: (B, T) |a_t|, double.
-        grad_output: (B, T, p).
-        width: of a_t; 0 where `products` are exact.
+        grad_output: (B, T, p) the g_t.
+        width: Length of a_t, or 0 if `products` are exact.
     """
     grads = grad_output.double()
     _, positions, width_out = grads.shape
-    gram = even_gram(grads) * products  # (B, T, T)
+    gram = padded_gram(grads) * products  # (B, T, T)
     total = (lengths * squared_norms(grads).sqrt_()).sum(1)  # (B,) S
     terms = width + width_out + 2 * positions + 8
     squared = gram.sum(2).sum(1).clamp_min_(0) + terms * 2.0**-52 * total.square()
@@ -114,14 +121,14 @@ def _gram_norms(products: Tensor, lengths: Tensor, grad_output: Tensor, width: i
 def embedding_gradients(
     module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
 ) -> dict[str, SampleGradients | Deferred]:
-    """Embedding: rows of tokens that a sample repeats add up, which the mask of equal tokens accounts for."""
+    """Apply the rule for Embedding. The gradients of a repeated token add up: the mask of equal tokens counts that."""
     del names, storage
     assert isinstance(module, nn.Embedding)  # noqa: S101
     tokens = inputs.reshape(inputs.shape[0], -1)  # (B, T)
     grads = grad_output.reshape(*tokens.shape, -1)  # (B, T, d)
     if module.padding_idx is not None:
         grads = grads * (tokens != module.padding_idx).unsqueeze(-1)
-    equal = (tokens.unsqueeze(1) == tokens.unsqueeze(2)).double()  # (B, T, T): of rows with a single one in them
+    equal = (tokens.unsqueeze(1) == tokens.unsqueeze(2)).double()  # (B, T, T) products of one-hot rows
     squared = _gram_norms(equal, torch.ones_like(tokens, dtype=torch.float64), grads, 0)
     size = module.weight.shape
 
@@ -135,7 +142,7 @@ def embedding_gradients(
 def norm_gradients(
     module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
 ) -> dict[str, SampleGradients | Deferred]:
-    """GroupNorm and LayerNorm: one small vector a sample."""
+    """Apply the rule for GroupNorm and LayerNorm: one small vector for each record."""
     del storage
     if isinstance(module, nn.GroupNorm):
         normalised = F.group_norm(inputs, module.num_groups, eps=module.eps)
@@ -158,27 +165,37 @@ RULES: dict[type[nn.Module], LayerRule] = {
 
 
 def has_rule(module: nn.Module) -> bool:
-    """Whether a rule serves this module; subclasses do not count, since they may compute something else."""
+    """Return True if a rule serves this module. Subclasses do not count: they may compute something else."""
     return type(module) in RULES and getattr(module, "padding_mode", "zeros") == "zeros"
 
 
 def vmap_gradients(
-    module: nn.Module,
-    names: Sequence[str],
-    inputs: tuple[Tensor, ...],
-    grad_outputs: tuple[Tensor, ...],
+    module: nn.Module, names: Sequence[str], inputs: tuple[Tensor, ...], grad_outputs: tuple[Tensor, ...]
 ) -> dict[str, SampleGradients]:
-    """Gradients of <output, grad_output> sample by sample, vectorised; every input and output is (B, ...)."""
+    """Return per-sample gradients of any module by vmap.
+
+    Args:
+        module: The module, with all modules below it.
+        names: Its trained parameters.
+        inputs: Its inputs, each (B, ...).
+        grad_outputs: Gradients of the loss with respect to its outputs, each (B, ...).
+
+    Returns:
+        The gradients by parameter name.
+
+    Raises:
+        UnsupportedModelError: vmap cannot run the module.
+    """
     values = {name: module.get_parameter(name).detach() for name in names}
 
-    def weighted_output(parameters: dict[str, Tensor], sample: tuple[Tensor, ...], grads: tuple[Tensor, ...]) -> Tensor:
-        output = functional_call(module, parameters, tuple(t.unsqueeze(0) for t in sample))
+    def weighted_output(parameters: dict[str, Tensor], record: tuple[Tensor, ...], grads: tuple[Tensor, ...]) -> Tensor:
+        output = functional_call(module, parameters, tuple(t.unsqueeze(0) for t in record))
         outputs = (output,) if isinstance(output, Tensor) else tuple(t for t in output if t is not None)
         return torch.stack([(o[0] * g).sum() for o, g in zip(outputs, grads, strict=True)]).sum()
 
     try:
         found = vmap(grad(weighted_output), in_dims=(None, 0, 0))(values, inputs, grad_outputs)
-    except RuntimeError as error:  # an operation that vmap cannot follow, or randomness inside the module
+    except RuntimeError as error:  # an operation without vmap support, or randomness inside the module
         raise UnsupportedModelError(
             f"{type(module).__name__} has no rule for per-sample gradients, and torch.func.vmap cannot run it "
             f"({str(error).splitlines()[0]}); build it from Linear, Conv2d, Embedding, GroupNorm, LayerNorm and layers "

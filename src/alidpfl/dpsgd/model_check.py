@@ -1,7 +1,12 @@
-"""Which models have exact per-sample gradients, and what to do about those that have not."""
+"""Checks that a model has exact per-sample gradients. Each error names the reason and the remedy.
+
+The structure of a model tells some of it. It does not tell whether a layer mixes records, a parameter is used outside
+its module, or a buffer is rewritten. So the model also runs on a few made-up samples, which mostly shows it. These are
+nobody's data, so an error about them reveals nothing.
+"""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,15 +18,19 @@ from alidpfl.errors import DataError, UnsupportedModelError
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_SIZES = (4, 7, 3)  # number of made-up samples in each probe
+_TOLERANCE = 1e-4
+_OF_LARGEST = 3e-5  # norms of terms that cancel are rounded up, by some 1e-7 of the terms
+_LARGE = 1e15
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Names and tensors of the parameters to train, those with `requires_grad`."""
+    """Return the parameters to train, those with `requires_grad`, by name."""
     return {name: p for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise UnsupportedModelError, with the reason and the remedy, if the structure alone rules out exact clipping."""
+    """Raise UnsupportedModelError if the structure alone rules out exact clipping."""
     for name, module in model.named_modules():
         _check_module(name or "the model", module)
     trained = trained_parameters(model)
@@ -35,11 +44,11 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_modes(model: nn.Module) -> None:
-    """What `model.train()` can undo after construction: batch statistics in use."""
+    """Raise UnsupportedModelError if batch statistics are in use, which `model.train()` can switch on at any time."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise UnsupportedModelError(
-                f"layer {name!r} is {type(module).__name__}: it mixes the samples of a batch, so that one sample "
+                f"layer {name!r} is {type(module).__name__}: it mixes the records of a batch, so that one record "
                 "changes every gradient and clipping bounds nothing; use nn.GroupNorm or nn.LayerNorm in its place, or "
                 "keep it frozen in eval() mode"
             )
@@ -87,42 +96,31 @@ def _check_no_sharing(model: nn.Module) -> None:
             )
 
 
-_TOLERANCE = 1e-4
-_OF_LARGEST = 3e-5  # norms of terms that cancel are rounded up, by some 1e-7 of the terms
-_LARGE = 1e15
-_SIZES = (4, 7, 3)
-NUM_PROBES = len(_SIZES)
-
-
 def made_up(like: Tensor, number: int, num_values: int | None = None) -> Tensor:
-    """Samples with the shape and type of `like` and none of its values; integers are below `num_values`.
+    """Return made-up samples for probe `number`, with the shape and type of `like` and none of its values.
 
-    Probe 0 is of numbers in [0, 1), probe 1 of both signs, probe 2 has an outlier; each is of another size. Integers
-    differ between samples, and repeat: what compares labels across a batch must show.
+    Probe 0 has numbers in [0, 1), probe 1 numbers of both signs, probe 2 an outlier. Each has another size. Integers
+    are below `num_values`. They differ between samples and repeat, to expose a loss that compares labels.
     """
-    return _made_up(like, number, num_values).to(like.device)  # drawn on the CPU: the same numbers on every device
-
-
-def _made_up(like: Tensor, number: int, num_values: int | None) -> Tensor:
     shape = (_SIZES[number], *like.shape[1:])
-    generator = torch.Generator("cpu").manual_seed(number)
+    generator = torch.Generator("cpu").manual_seed(number)  # on the CPU: the same numbers for every device
     if like.is_floating_point():
         if number == 0:
-            return torch.rand(shape, generator=generator, dtype=like.dtype, device="cpu")
+            return torch.rand(shape, generator=generator, dtype=like.dtype, device="cpu").to(like.device)
         values = torch.randn(shape, generator=generator, dtype=like.dtype, device="cpu")
-        if number == NUM_PROBES - 1:
+        if number == len(_SIZES) - 1:
             values[-1] *= 100
-        return values
+        return values.to(like.device)
     if like.dtype == torch.bool or num_values is None:
-        return torch.zeros(shape, dtype=like.dtype, device="cpu")
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
     values = torch.randint(num_values, shape, generator=generator, device="cpu")
     values[:2] = torch.tensor([0, num_values - 1], device="cpu").view(2, *[1] * (len(shape) - 1))
-    return values.to(like.dtype)
+    return values.to(like.device, like.dtype)
 
 
 @contextmanager
 def no_buffer_changes(model: nn.Module) -> Iterator[None]:
-    """Refuse a model whose forward pass rewrites a buffer: it would carry data from batch to batch, un-noised."""
+    """Refuse a model that rewrites a buffer in its forward pass: that carries data between batches without noise."""
     before = {name: (buffer, buffer._version) for name, buffer in model.named_buffers()}
     yield
     for name, buffer in model.named_buffers():
@@ -134,8 +132,27 @@ def no_buffer_changes(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def other_weights(model: nn.Module, number: int) -> Iterator[None]:
-    """In the second probe, weights a little off: what begins at zero hides whatever comes after it, until trained."""
+def trial(model: nn.Module, inputs: Tensor, targets: Tensor) -> Iterator[None]:
+    """Run a trial on made-up samples: without dropout, with clear errors, and refusing changes of buffers."""
+    dropouts = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
+    try:
+        for dropout in dropouts:
+            dropout.eval()
+        with no_buffer_changes(model):
+            yield
+    except (RuntimeError, IndexError) as error:
+        raise DataError(
+            f"the model cannot take inputs of shape {tuple(inputs.shape[1:])} and type {inputs.dtype} with targets of "
+            f"shape {tuple(targets.shape[1:])} and type {targets.dtype}: {str(error).splitlines()[0]}"
+        ) from error
+    finally:
+        for dropout in dropouts:
+            dropout.train()
+
+
+@contextmanager
+def _perturbed_weights(model: nn.Module, number: int) -> Iterator[None]:
+    """Move the weights a little in probe 1. A layer that begins at zero hides all layers behind it until trained."""
     if number != 1:
         yield
         return
@@ -154,44 +171,52 @@ def other_weights(model: nn.Module, number: int) -> Iterator[None]:
                 parameter.copy_(values)
 
 
-@contextmanager
-def trial(model: nn.Module, inputs: Tensor, targets: Tensor) -> Iterator[None]:
-    """Run a trial without dropout, turn torch's complaints into ours, and refuse a model that changes its buffers."""
-    dropouts = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
-    try:
-        for dropout in dropouts:
-            dropout.eval()
-        with no_buffer_changes(model):
-            yield
-    except (RuntimeError, IndexError) as error:
-        raise DataError(
-            f"the model cannot take inputs of shape {tuple(inputs.shape[1:])} and type {inputs.dtype} with targets of "
-            f"shape {tuple(targets.shape[1:])} and type {targets.dtype}: {str(error).splitlines()[0]}"
-        ) from error
-    finally:
-        for dropout in dropouts:
-            dropout.train()
+def run_probes(model: nn.Module, inputs: Tensor, targets: Tensor, probe: Callable[[Tensor, int], float]) -> None:
+    """Run `probe` on several batches of made-up samples.
+
+    Args:
+        model: The model to check.
+        inputs: Its inputs. Only shape, type and device are read.
+        targets: Its targets. Only shape and type are read.
+        probe: Takes made-up inputs and the probe's number. It returns the size of the gradients that it found.
+
+    Raises:
+        UnsupportedModelError: All gradients are zero, so that the probes show nothing.
+        DataError: The model fails on such inputs.
+    """
+    num_tokens = min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=None)
+    found = 0.0
+    for number in range(len(_SIZES)):
+        with trial(model, inputs, targets), _perturbed_weights(model, number):
+            found += probe(made_up(inputs, number, num_tokens), number)
+    if not found > 0:
+        raise UnsupportedModelError(
+            "all gradients of this model are zero on made-up samples, so that its per-sample gradients cannot be "
+            "checked; does the loss depend on the trained parameters?"
+        )
 
 
-def one_by_one(
-    losses: Callable[[Tensor, Tensor], Tensor], parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """By plain autograd on batches of one: each sample's gradient norm (B,) and the sum of gradients, in double."""
+def gradients_one_by_one(parameters: dict[str, Tensor], losses: Iterable[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return each record's gradient norm (B,), and the sums of gradients by name in double, by plain autograd.
+
+    `losses` has one loss (1,) for each record. It is read with gradients switched on.
+    """
     norms = []
     sums = {name: torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for name, p in parameters.items()}
-    for x, y in zip(inputs.split(1), targets.split(1), strict=True):
-        with torch.enable_grad():
-            loss = losses(x, y).sum()
-            grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-        norms.append(torch.stack([squared_norms(grad.flatten()) for grad in grads]).sum().sqrt())
-        for total, grad in zip(sums.values(), grads, strict=True):
-            total.add_(grad)
+    with torch.enable_grad():
+        for loss in losses:
+            values = list(parameters.values())
+            grads = torch.autograd.grad(loss.sum(), values, allow_unused=True, materialize_grads=True)
+            norms.append(torch.stack([squared_norms(grad.flatten()) for grad in grads]).sum().sqrt())
+            for total, grad in zip(sums.values(), grads, strict=True):
+                total.add_(grad)
     return torch.stack(norms), sums
 
 
-def check_agreement(norms: Tensor, sums: dict[str, Tensor], true_norms: Tensor, true_sums: dict[str, Tensor]) -> None:
-    """Compare norms (B,) and sums of per-sample gradients with those of one sample at a time."""
-    finite = true_norms < _LARGE  # an outlier may overflow float32, and then says nothing
+def check_agreement(found: tuple[Tensor, dict[str, Tensor]], truth: tuple[Tensor, dict[str, Tensor]]) -> None:
+    """Raise UnsupportedModelError if norms (B,) and sums of gradients differ from the truth by more than rounding."""
+    (norms, sums), (true_norms, true_sums) = found, truth
+    finite = true_norms < _LARGE  # an outlier may overflow float32, and then shows nothing
     largest = float(true_norms[finite].max()) if bool(finite.any()) else 0.0
     allowed = _TOLERANCE * true_norms + _OF_LARGEST * largest + torch.finfo(torch.float32).tiny
     agree = bool(((norms - true_norms).abs() <= allowed)[finite].all())
@@ -200,17 +225,8 @@ def check_agreement(norms: Tensor, sums: dict[str, Tensor], true_norms: Tensor, 
         agree = agree and off <= float(allowed.sum())
     if not agree:
         raise UnsupportedModelError(
-            "the per-sample gradients of this model do not agree with autograd on one sample at a time: a layer or the "
-            "loss mixes the samples of a batch, or a parameter is used other than by calling its module, or randomness "
-            "is drawn other than by nn.Dropout; let each use of a parameter be a call of its own module, with the "
+            "the per-sample gradients of this model do not agree with autograd on one record at a time: a layer or the "
+            "loss mixes the records of a batch, or a parameter is used without calling its module, or randomness "
+            "is drawn by something else than nn.Dropout; use each parameter by calling its own module, with the "
             "batch as the first dimension"
-        )
-
-
-def check_moved(total: float) -> None:
-    """Refuse to vouch for a model whose gradients were all zero: such a trial shows nothing."""
-    if not total > 0:
-        raise UnsupportedModelError(
-            "all gradients of this model vanish on made-up samples, so that nothing can be said about its per-sample "
-            "gradients; does the loss depend on the trained parameters?"
         )

@@ -1,13 +1,13 @@
-"""The optional native kernels: found, chosen by what the CPU has, and called through ctypes.
+"""The optional native kernels, called through ctypes. The CPU's instruction set selects the variant.
 
-Everything here has a PyTorch path beside it that gives the same result; `ALIDPFL_NATIVE=0` in the environment or
-`disabled()` switches to it.
+Every kernel has a PyTorch path that gives the same result. `ALIDPFL_NATIVE=0` in the environment or `disabled()`
+switches to it.
 """
 
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 _SUFFIX_AND_LANES = {2: ("avx512", 16), 1: ("avx2", 8), 0: ("portable", 4)}
-_SOFTMAX_FEATURES = 1024  # at a time: so much scratch the kernel needs; see _native.c
+_SOFTMAX_FEATURES = 1024  # features that the kernel takes at a time, the size of its scratch; see _native.c
 _switched_off: ContextVar[bool] = ContextVar("alidpfl_native_switched_off", default=False)
 
 
@@ -64,20 +64,20 @@ def _library() -> _Library | None:
         return None
     try:
         handle = ctypes.CDLL(str(path))
-    except OSError:  # built for another machine: the PyTorch path serves
+    except OSError:  # built for another machine; use the PyTorch path
         return None
     return _Library(handle, handle.alidpfl_instruction_set())
 
 
 def library_file() -> Path | None:
-    """What was built for this Python, whether it loads or not; None where nothing was."""
+    """Return the library that was built for this Python, even if it does not load. None if there is none."""
     beside = (Path(__file__).with_name(f"_native{suffix}") for suffix in EXTENSION_SUFFIXES)
     return next((path for path in beside if path.exists()), None)
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Use the PyTorch path inside this block: for tests and comparisons."""
+    """Use the PyTorch path inside this block, for tests and comparisons."""
     token = _switched_off.set(True)
     try:
         yield
@@ -86,45 +86,54 @@ def disabled() -> Iterator[None]:
 
 
 def is_available() -> bool:
-    """Whether the kernels were built, load here and are switched on."""
+    """Return True if the kernels were built, load here and are switched on."""
     return not _switched_off.get() and _library() is not None
 
 
 def instruction_set() -> str:
-    """Name of the instruction set in use: avx512, avx2, portable, or "none" without the kernels."""
+    """Return the instruction set in use: avx512, avx2, portable, or "none" without the kernels."""
     library = _library()
     return "none" if library is None or not is_available() else _SUFFIX_AND_LANES[library.instruction_set][0]
 
 
 def serves_convolution(channels_out: int) -> bool:
-    """Whether the kernel takes a convolution with so many output channels (whole vectors only)."""
+    """Return True if the kernel takes a convolution with this many output channels (whole vectors only)."""
     library = _library()
     return is_available() and library is not None and channels_out % _SUFFIX_AND_LANES[library.instruction_set][1] == 0
 
 
 def conv_gradients(shape: ConvShape, inputs: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
-    """Per-sample weight gradients (batch, rows, channels out) and their squared norms (batch,), all in NHWC."""
+    """Return per-sample weight gradients (batch, rows, channels out) and squared norms (batch,) from NHWC data."""
     _check_convolution(shape, inputs, grad_output)
     weights = torch.empty(shape.batch, shape.rows, shape.channels_out, dtype=torch.float32)
     squared = torch.empty(shape.batch, dtype=torch.float64)
-    fields = (ctypes.c_int64 * 12)(*shape)
-    _loaded().function("conv")(fields, *(_pointer(tensor) for tensor in (inputs, grad_output, weights, squared)))
+    _call("conv", shape, inputs, grad_output, weights, squared)
     return weights, squared
 
 
 def conv_clipped_sum(
     shape: ConvShape, inputs: Tensor, grad_output: Tensor, other_squared_norms: Tensor, limit: float
 ) -> tuple[Tensor, Tensor]:
-    """Norms over all parameters (batch,), and the clipped sum of weight gradients (rows, channels out)."""
+    """Compute norms over all parameters and the clipped sum of one convolution's weight gradients.
+
+    Args:
+        shape: Sizes and steps of the convolution.
+        inputs: (B, H, W, channels in) float32.
+        grad_output: (B, out height, out width, channels out) float32.
+        other_squared_norms: (B,) squared norms over all other parameters, float64.
+        limit: Largest norm that a record may contribute.
+
+    Returns:
+        Norms (B,), and the sum (rows, channels out).
+
+    Raises:
+        ValueError: A tensor has another size or type than `shape` says.
+    """
     _check_convolution(shape, inputs, grad_output)
     _check_contiguous(other_squared_norms, torch.float64, shape.batch)
     scratch, total = (make(shape.rows, shape.channels_out, dtype=torch.float32) for make in (torch.empty, torch.zeros))
     norms = torch.empty(shape.batch, dtype=torch.float64)
-    fields = (ctypes.c_int64 * 12)(*shape)
-    before, after = (inputs, grad_output, other_squared_norms), (scratch, total, norms)
-    _loaded().function("conv_clipped_sum")(
-        fields, *(_pointer(t) for t in before), ctypes.c_double(limit), *(_pointer(t) for t in after)
-    )
+    _call("conv_clipped_sum", shape, inputs, grad_output, other_squared_norms, limit, scratch, total, norms)
     return norms, total
 
 
@@ -135,49 +144,58 @@ def _check_convolution(shape: ConvShape, inputs: Tensor, grad_output: Tensor) ->
 
 
 def relu_pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """ReLU and 2x2 max-pooling of x (B, H, W, C); also which entry of each window passed, for the backward pass."""
+    """Return ReLU and 2x2 max-pooling of x (B, H, W, C), and for the backward pass which entry of each window won."""
     batch, height, width, channels = x.shape
     _check_contiguous(x, torch.float32, x.numel())
     out = torch.empty(batch, height // 2, width // 2, channels, dtype=torch.float32)
     winner = torch.empty(out.shape, dtype=torch.uint8)
-    fields = (ctypes.c_int64 * 4)(*x.shape)
-    _loaded().function("relu_pool")(fields, _pointer(x), _pointer(out), _pointer(winner))
+    _call("relu_pool", x.shape, x, out, winner)
     return out, winner
 
 
 def relu_pool_backward(grad: Tensor, winner: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Gradient with respect to x of the given shape (B, H, W, C)."""
+    """Return the gradient with respect to x, of the given shape (B, H, W, C)."""
     _check_contiguous(grad, torch.float32, winner.numel())
     _check_contiguous(winner, torch.uint8, shape[0] * (shape[1] // 2) * (shape[2] // 2) * shape[3])
-    covered = shape[1] % 2 == 0 and shape[2] % 2 == 0  # else the last row or column is in no window
+    covered = shape[1] % 2 == 0 and shape[2] % 2 == 0  # if not, the last row or column is in no window
     grad_x = (torch.empty if covered else torch.zeros)(shape, dtype=torch.float32)
-    fields = (ctypes.c_int64 * 4)(*shape)
-    _loaded().function("relu_pool_backward")(fields, _pointer(grad), _pointer(winner), _pointer(grad_x))
+    _call("relu_pool_backward", shape, grad, winner, grad_x)
     return grad_x
 
 
 def softmax_width(classes: int) -> int:
-    """Classes, filled up to whole vectors."""
+    """Return the number of classes, padded to whole vectors."""
     lanes = _SUFFIX_AND_LANES[_loaded().instruction_set][1]
     return -(-classes // lanes) * lanes
 
 
 def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores (B, width) of some rows of inputs (n, features) by weights (features, width), and their squared norms."""
+    """Return scores (B, width) of rows of inputs (n, features) by weights (features, width), and squared row norms."""
     features, width = weights.shape
     _check_rows(inputs, rows, features)
     _check_contiguous(weights, torch.float32, features * softmax_width(width))
     scores = torch.empty(len(rows), width, dtype=torch.float32)
     squared = torch.empty(len(rows), dtype=torch.float64)
-    shape = (ctypes.c_int64 * 3)(len(rows), features, width)
-    _loaded().function("softmax_scores")(shape, *(_pointer(t) for t in (inputs, rows, weights, scores, squared)))
+    _call("softmax_scores", (len(rows), features, width), inputs, rows, weights, scores, squared)
     return scores, squared
 
 
 def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor, used: Tensor) -> Tensor:
-    """Sum (features, width) over the rows that are `used` of features times residuals (B, width), in double.
+    """Return the sum over a batch of features times residuals, (features, width) in double.
 
-    Rows with one number in `groups`, which must not fall, are added in float32, groups in double.
+    Args:
+        inputs: (n, features) float32.
+        rows: (B,) rows of the batch.
+        groups: (B,) ascending group numbers. Rows of one group are added in float32, groups in double.
+        residuals: (B, width) float32.
+        used: (B,) bool. Other rows are left out.
+
+    Returns:
+        The sum.
+
+    Raises:
+        ValueError: A tensor has another size or type.
+        IndexError: A row is not in `inputs`.
     """
     width = residuals.shape[1]
     _check_rows(inputs, rows, inputs.shape[1])
@@ -186,9 +204,8 @@ def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Te
     _check_contiguous(used, torch.bool, len(rows))
     total = torch.zeros(inputs.shape[1], width, dtype=torch.float64)
     scratch = torch.empty(_SOFTMAX_FEATURES, width, dtype=torch.float32)
-    shape = (ctypes.c_int64 * 3)(len(rows), inputs.shape[1], width)
-    arguments = (inputs, rows, groups, residuals, used, scratch, total)
-    _loaded().function("softmax_gradient")(shape, *(_pointer(tensor) for tensor in arguments))
+    shape = (len(rows), inputs.shape[1], width)
+    _call("softmax_gradient", shape, inputs, rows, groups, residuals, used, scratch, total)
     return total
 
 
@@ -200,13 +217,19 @@ def _check_rows(inputs: Tensor, rows: Tensor, features: int) -> None:
 
 
 def box_muller(radius: Tensor, angle: Tensor, *, out: Tensor) -> None:
-    """Two standard normals for each 64-bit and 32-bit random word; see randomness.py."""
+    """Write two standard normals for each pair of a 64-bit and a 32-bit random word; see randomness.py."""
     pairs = len(angle)
     _check_contiguous(radius, torch.int64, pairs)
     _check_contiguous(angle, torch.int32, pairs)
     _check_contiguous(out, torch.float32, 2 * pairs)
-    pointers = (_pointer(tensor) for tensor in (radius, angle, out, out[pairs:]))
-    _loaded().function("box_muller")(ctypes.c_int64(pairs), *pointers)
+    _call("box_muller", pairs, radius, angle, out, out[pairs:])
+
+
+def _call(name: str, sizes: int | Sequence[int], *arguments: Tensor | float) -> None:
+    """Call a kernel with one size or an array of them, then pointers to the tensors' memory and doubles."""
+    first = ctypes.c_int64(sizes) if isinstance(sizes, int) else (ctypes.c_int64 * len(sizes))(*sizes)
+    pointers = (ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_double(a) for a in arguments)
+    _loaded().function(name)(first, *pointers)
 
 
 def _loaded() -> _Library:
@@ -216,11 +239,7 @@ def _loaded() -> _Library:
     return library
 
 
-def _pointer(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
-
-
 def _check_contiguous(tensor: Tensor, dtype: torch.dtype, numel: int) -> None:
-    # C reads raw memory: a wrong shape here would be a wrong read there.
+    # C reads raw memory, so that a wrong shape here would be a wrong read there.
     if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.numel() != numel:
         raise ValueError(f"expected {numel} contiguous {dtype} values, got {tuple(tensor.shape)} {tensor.dtype}")

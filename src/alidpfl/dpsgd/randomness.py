@@ -1,12 +1,11 @@
-"""Where every random number of DP-SGD comes from: one AES-256-CTR keystream, keyed by the system or by a seed.
+"""All randomness of DP-SGD: one AES-256-CTR keystream, with a key from the operating system or from a seed.
 
-The guarantee needs noise and batches that nobody can predict. `RandomStream.secure()` takes a fresh 256-bit key from
-the operating system; it is the one to deploy. `RandomStream.seeded(...)` derives the key from a seed, so that a
-simulation can be repeated; whoever knows the seed can subtract the noise, so its output is private from nobody.
-Both give the same distribution from the same code.
+The guarantee needs noise and batches that nobody can predict. Deploy `RandomStream.secure()`: it takes a fresh 256-bit
+key from the operating system. `RandomStream.seeded(...)` derives the key from a seed, so that a simulation can be
+repeated. Its output is not private: anyone who knows the seed can subtract the noise. Both run the same code.
 
-What is not covered: Gaussian samples are float32, and floating-point noise has gaps that an attacker who sees exact
-outputs may exploit (Mironov 2012). `rounded_gaussian` draws whole numbers instead, exactly: docs/explanation/floating-point.md.
+Gaussian samples are float32. Floating-point noise has gaps, which an attacker who sees exact outputs may exploit
+(Mironov 2012). `rounded_gaussian` draws exact whole numbers instead: docs/explanation/floating-point.md.
 """
 
 import hashlib
@@ -26,12 +25,12 @@ from alidpfl.errors import ConfigError
 
 _KEY_BYTES = 32
 _BLOCK_BYTES = 16
-_CHUNK_PAIRS = 1 << 16  # so that words and numbers stay in the second-level cache
-_ZEROS = memoryview(bytes(12 * _CHUNK_PAIRS))  # the plain text whose encryption is the keystream
+_CHUNK_PAIRS = 1 << 16  # keeps words and numbers in the second-level cache
+_ZEROS = memoryview(bytes(12 * _CHUNK_PAIRS))  # encrypting zeros gives the keystream
 
 
 def _keystream(key: bytes) -> CipherContext:
-    # A key is used for one stream only, so that the counter may start at zero.
+    # The counter may start at zero because each key serves one stream only.
     return Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
 
 
@@ -43,18 +42,18 @@ class RandomStream:
         self._stream = _keystream(key)
         self._owner = os.getpid()
         self._buffer = bytearray()
-        self._lock = threading.Lock()  # two threads in one buffer would give both the same noise
+        self._lock = threading.Lock()  # two threads in one buffer would get the same noise
 
     @classmethod
     def secure(cls) -> "RandomStream":
-        """Key from the operating system's entropy, kept nowhere: unpredictable and unrepeatable."""
+        """Make a stream with a key from the operating system. It is unpredictable and cannot be repeated."""
         return cls(os.urandom(_KEY_BYTES), secure=True)
 
     @classmethod
     def seeded(cls, seed: int, *path: int) -> "RandomStream":
-        """Key from a seed and a path such as (round, client, step): for simulation only, NOT private.
+        """Make a stream from a seed and a path such as (round, client, step). For simulation only: NOT private.
 
-        Different paths give independent streams, without the collisions of adding numbers to a 32-bit seed.
+        Different paths give independent streams. Adding numbers to a 32-bit seed would cause collisions.
 
         >>> a, b = RandomStream.seeded(7, 0, 1), RandomStream.seeded(7, 0, 1)
         >>> bool((a.normal(5) == b.normal(5)).all())
@@ -62,20 +61,20 @@ class RandomStream:
         """
         for number in (seed, *path):
             if isinstance(number, bool) or not isinstance(number, int):
-                raise ConfigError(f"seed and path must be integers, got {number!r}")
+                raise ConfigError(f"seed and path must be integers, not {number!r}")
         key = hashlib.sha256(repr((seed, *path)).encode()).digest()
         return cls(key, secure=False)
 
     def uniform(self, count: int) -> Tensor:
-        """Float64 numbers in [0, 1), multiples of 2^-53."""
+        """Return float64 numbers in [0, 1), all multiples of 2^-53."""
         with self._lock:
             words = self._words(2 * count).view(torch.int64)
             return words.bitwise_and_((1 << 53) - 1).to(torch.float64).mul_(2.0**-53)
 
     def normal(self, count: int) -> Tensor:
-        """Float32 standard normal numbers by the Box-Muller transform.
+        """Return float32 standard normal numbers, by the Box-Muller transform.
 
-        The radius takes 63 bits, so that the tail reaches 9.4 standard deviations (32 bits would cut it at 6.7).
+        The radius takes 63 bits, so the tail reaches 9.4 standard deviations. With 32 bits it would end at 6.7.
         """
         transform = native.box_muller if native.is_available() else _box_muller
         out = torch.empty(count + count % 2, dtype=torch.float32, device="cpu")
@@ -87,49 +86,49 @@ class RandomStream:
         return out[:count]
 
     def integer(self) -> int:
-        """A number in [0, 2^63): seeds torch's own generator for the randomness inside a model (dropout)."""
+        """Return a number in [0, 2^63). It seeds torch's generator for randomness inside a model, such as dropout."""
         with self._lock:
             return int(self._words(2).view(torch.int64).item()) & ((1 << 63) - 1)
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """Uniform 64-bit words, as the keystream gives them."""
+        """Return uniform 64-bit words of the keystream."""
         with self._lock:
             return self._words(2 * count).numpy().view(np.uint64).copy()
 
     def _words(self, count: int) -> Tensor:
-        """The next 32-bit words of the keystream, in a buffer that the next call overwrites."""
-        self._take_a_new_key_after_fork()
+        """Return the next 32-bit words of the keystream, in a buffer that the next call overwrites."""
+        self._rekey_after_fork()
         size = 4 * count
-        if len(self._buffer) < size + _BLOCK_BYTES:  # update_into asks for a block more than it writes
+        if len(self._buffer) < size + _BLOCK_BYTES:  # update_into needs room for one block more
             self._buffer = bytearray(size + _BLOCK_BYTES)
         self._stream.update_into(_ZEROS[:size] if size <= len(_ZEROS) else bytes(size), self._buffer)
         return torch.frombuffer(self._buffer, dtype=torch.int32)[:count]
 
-    def _take_a_new_key_after_fork(self) -> None:
-        # Two processes with one keystream would add the same noise to different data: their difference is noiseless.
+    def _rekey_after_fork(self) -> None:
+        # Two processes with one keystream would add the same noise to different data. Subtracting would remove it.
         if self.is_secure and os.getpid() != self._owner:
             self._stream, self._owner = _keystream(os.urandom(_KEY_BYTES)), os.getpid()
 
     def __reduce__(self) -> NoReturn:
-        # Also refuses copy and deepcopy: a second reader of the stream repeats its noise.
-        raise TypeError("a RandomStream cannot be copied or stored; make a new one")
+        # This refuses copy and deepcopy too: a second reader of the stream would repeat its noise.
+        raise TypeError("a RandomStream cannot be copied or stored: make a new one")
 
 
 def check_stream(random: object) -> None:
-    """Refuse other generators: their noise would not be what the guarantee needs."""
+    """Raise ConfigError unless `random` is a RandomStream. The guarantee does not cover other generators."""
     if not isinstance(random, RandomStream):
         raise ConfigError(f"random must be a RandomStream, not {type(random).__name__}: pass RandomStream.secure()")
 
 
 def _box_muller(radius: Tensor, angle: Tensor, *, out: Tensor) -> None:
-    """Two standard normals for each 64-bit and 32-bit random word (Box & Muller 1958).
+    """Write two standard normals for each pair of a 64-bit and a 32-bit random word (Box & Muller 1958).
 
-    In NumPy, whose operations on small arrays start several times faster than PyTorch's.
+    It uses NumPy, which starts operations on small arrays several times faster than PyTorch.
     """
     integer = radius.numpy() & ((1 << 63) - 1)
     distance = integer.astype(np.float32)
     distance *= np.float32(2.0**-63)
-    distance += np.float32(2.0**-64)  # now uniform in (0, 1]: the logarithm is finite
+    distance += np.float32(2.0**-64)  # uniform in (0, 1], so the logarithm is finite
     np.log(distance, out=distance)
     distance *= np.float32(-2)
     np.sqrt(distance, out=distance)

@@ -1,8 +1,8 @@
-"""One forward and one backward pass that record what each trained layer's rule needs.
+"""One forward and one backward pass that record the inputs of each layer's rule.
 
-While recording, no parameter requires a gradient, so autograd computes no batch weight gradient. An identity "tap" on
-each trained layer's output keeps the graph alive from the first trained layer on and hands the rule the layer's output
-gradient when the backward pass comes by.
+While recording, no parameter requires a gradient, so that autograd computes no weight gradient of the batch. Instead,
+every trained layer's output passes through an identity, the tap. It keeps the graph alive from the first trained layer
+on, and gives the rule the layer's output gradient during the backward pass.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,30 +22,30 @@ from alidpfl.errors import UnsupportedModelError
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A module whose trained parameters are handled together: by a rule, or by vmap over all that is below it."""
+    """A module with trained parameters that are handled together: by a rule, or by vmap over all modules below it."""
 
     path: str
     module: nn.Module
-    names: tuple[str, ...]  # of the trained parameters, relative to the module
+    names: tuple[str, ...]  # trained parameters, relative to the module
     has_rule: bool
 
     @cached_property
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """The trained parameters, as in `names`."""
+        """The trained parameters, in the order of `names`."""
         return tuple(self.module.get_parameter(name) for name in self.names)
 
     @cached_property
     def num_params(self) -> int:
-        """How many numbers are trained here."""
+        """Number of trained values."""
         return sum(parameter.numel() for parameter in self.parameters)
 
     def full_name(self, name: str) -> str:
-        """The parameter's name in the whole model."""
+        """Return a parameter's name in the whole model."""
         return f"{self.path}.{name}" if self.path else name
 
 
 def find_units(module: nn.Module, path: str = "") -> Iterator[Unit]:
-    """Split a model into units; a module with parameters of its own and no rule takes its children along."""
+    """Split a model into units. A module with its own parameters and no rule includes its children."""
     own = tuple(name for name, p in module.named_parameters(recurse=False) if p.requires_grad)
     if own and has_rule(module):
         yield Unit(path=path, module=module, names=own, has_rule=True)
@@ -58,7 +58,7 @@ def find_units(module: nn.Module, path: str = "") -> Iterator[Unit]:
 
 
 class _Tap(torch.autograd.Function):
-    """Identity on a layer's outputs. `anchor` requires a gradient, and with it everything behind the tap does."""
+    """Identity on a layer's outputs. `anchor` requires a gradient, so that everything behind the tap does too."""
 
     @staticmethod
     def forward(
@@ -76,24 +76,22 @@ class _Tap(torch.autograd.Function):
 
 
 class Recording:
-    """Hooks on the units of a model during one pass; afterwards `found` holds the gradients by full name."""
+    """Records one pass by hooks on the units of a model. Afterwards `found` holds the gradients by full name."""
 
-    def __init__(
-        self, units: Sequence[Unit], storage: Mapping[str, Storage], batch_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, units: Sequence[Unit], storage: Mapping[str, Storage], batch_size: int) -> None:
         self.found: dict[str, SampleGradients | Deferred] = {}
         self._units, self._storage, self._batch_size = units, storage, batch_size
-        self._anchor = torch.ones((), requires_grad=True, device=device)
+        self._anchor = torch.ones((), requires_grad=True, device=units[0].parameters[0].device)
         self._called: set[str] = set()
         self._listening = False
 
     def run(self, losses: Callable[[], Tensor]) -> Tensor:
-        """Compute the per-sample losses and their gradients; returns the losses (B,), detached."""
-        with self._hooks(), self._parameters_at_rest(), torch.enable_grad():
+        """Compute losses and per-sample gradients. Return the losses (B,), detached."""
+        with self._hooks(), self._no_weight_gradients(), torch.enable_grad():
             self._listening = True
             values = losses()
-            self._listening = False  # vmap runs the modules again
-            if values.requires_grad:  # else no trained layer reaches the loss: every gradient is zero
+            self._listening = False  # vmap will run the modules again
+            if values.requires_grad:  # if not, no trained layer reaches the loss, and every gradient is zero
                 torch.autograd.grad(values.sum(), self._anchor, allow_unused=True)
         return values.detach()
 
@@ -107,7 +105,7 @@ class Recording:
                 handle.remove()
 
     @contextmanager
-    def _parameters_at_rest(self) -> Iterator[None]:
+    def _no_weight_gradients(self) -> Iterator[None]:
         parameters = [parameter for unit in self._units for parameter in unit.parameters]
         for parameter in parameters:
             parameter.requires_grad_(False)
@@ -145,7 +143,7 @@ class Recording:
         def on_gradient(grads: tuple[Tensor, ...]) -> None:
             self._record(unit, detached, grads)
 
-        # A module without a rule, or a view, may need its output unchanged for its own backward pass.
+        # A view, or a module without a rule, may need its output unchanged for its own backward pass.
         fresh = [t if unit.has_rule and not t._is_view() else t.clone() for t in tensors]
         tapped = iter(_Tap.apply(self._anchor, on_gradient, *fresh))  # type: ignore[no-untyped-call]
         if isinstance(output, Tensor):
@@ -166,6 +164,6 @@ class Recording:
 def _not_batched(unit: Unit, value: object) -> str:
     seen = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     return (
-        f"{unit.path or 'the model'} ({type(unit.module).__name__}) takes or gives {seen}; per-sample gradients need "
+        f"{unit.path or 'the model'} ({type(unit.module).__name__}) takes or returns {seen}; per-sample gradients need "
         "tensors whose first dimension is the batch: keep the batch first and do not merge it with other dimensions"
     )

@@ -1,4 +1,4 @@
-"""A Gaussian release: the noised sum over all records of vectors of bounded length."""
+"""The Gaussian release of a sum: every record adds one vector of bounded norm, and noise is added once."""
 
 from collections.abc import Iterable
 
@@ -24,15 +24,21 @@ def noised_total(
     random: RandomStream,
     noise: NoiseKind = "gaussian",
 ) -> Tensor:
-    """Σ of the vectors, each scaled to norm at most C, with noise N(0, σ²C² I): one `GaussianRelease` of σ.
+    """Return the sum of the vectors, each clipped to norm C, with noise N(0, σ²C² I): one `GaussianRelease` of σ.
 
     Args:
-        vectors: one row a record, in pieces (b, size); a row must depend on its own record and on public values only.
-        size: of a vector.
-        clip_norm: C, what one record can move the sum by.
-        noise_multiplier: σ; the release must have been charged before.
-        random: of the noise.
-        noise: "grid" for exact noise on a `Grid`.
+        vectors: Pieces (b, size) with one row a record. A row may depend on its own record and public values only.
+        size: Length of a vector.
+        clip_norm: C, the most that one record can move the sum.
+        noise_multiplier: σ. Charge the release before you call this.
+        random: Source of the noise.
+        noise: "gaussian", or "grid" for exact noise on a `Grid`.
+
+    Returns:
+        (size,) float32 on a public grid.
+
+    Raises:
+        ConfigError: A setting is out of range. σ = 0 is refused: nothing leaves without noise.
 
     >>> ones = [torch.ones(3, 2), torch.ones(1, 2)]
     >>> total = noised_total(ones, 2, clip_norm=1.0, noise_multiplier=10.0, random=RandomStream.secure())
@@ -41,10 +47,10 @@ def noised_total(
     """
     check_clip_norm(clip_norm)
     check_stream(random)
-    rule = "must be finite and greater than 0: nothing leaves without noise"
+    rule = "must be finite and greater than 0: without noise nothing is released"
     checks.real("noise_multiplier", noise_multiplier, above=0, rule=rule)
     if noise == "grid":
-        records = (vector.clone() for piece in vectors for vector in piece)  # in memory that begins on a boundary
+        records = (vector.clone() for piece in vectors for vector in piece)  # copies begin on a memory boundary
         return Grid(clip_norm=clip_norm, noise_multiplier=noise_multiplier).noised_total(records, size, random)
     total = torch.zeros(size, dtype=torch.float64)
     for piece in vectors:

@@ -1,8 +1,8 @@
-"""ReLU and MaxPool2d in one: the same values and the same gradients, bit for bit, for a fraction of the work.
+"""ReLU and MaxPool2d in one layer: the same values and gradients, bit for bit, for a fraction of the work.
 
-ReLU then max-pooling is max-pooling then ReLU: both keep the largest entry of a window if it is positive and give zero
-otherwise, and both send the gradient to that entry's first occurrence or nowhere. Pooling first leaves the ReLU a
-quarter of the entries; the native kernel does both in one pass and remembers a byte a window.
+The order of ReLU and max-pooling does not matter. Both orders keep the largest entry of a window if it is positive, and
+give zero otherwise. Both send the gradient to the first such entry or nowhere. Pooling first leaves the ReLU a quarter
+of the entries. The native kernel does both in one pass and stores one byte for each window.
 """
 
 import copy
@@ -16,15 +16,15 @@ from alidpfl.dpsgd import native
 
 
 def join_relu_and_pool(module: nn.Module) -> nn.Module:
-    """The same network with each ReLU and MaxPool2d that follow one another in an nn.Sequential joined.
+    """Return the same network with neighbouring ReLU and MaxPool2d of an nn.Sequential joined.
 
-    Layers are shared with the original, which stays as it is: only the containers on the way are shallow copies.
+    The original is not changed. Layers are shared with it; containers of joined layers are shallow copies.
     """
     children = {name: join_relu_and_pool(child) for name, child in module.named_children()}
     changed = any(child is not getattr(module, name) for name, child in children.items())
     if type(module) is nn.Sequential:
         for first, second in pairwise(list(children)):
-            pool = _pool_of(children[first], children[second])  # looked up anew: the pair before may have taken one
+            pool = _pool_of(children[first], children[second])  # looked up again: the pair before may have used one
             if pool is not None:
                 children[first], children[second] = nn.Identity(), ReluMaxPool(pool)
                 changed = True
@@ -36,7 +36,7 @@ def join_relu_and_pool(module: nn.Module) -> nn.Module:
 
 
 def _pool_of(one: nn.Module, other: nn.Module) -> nn.MaxPool2d | None:
-    """The pooling of a pair that may be joined, in either order."""
+    """Return the pooling layer if the pair may be joined, in either order."""
     for relu, pool in ((one, other), (other, one)):
         watched = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (relu, pool))
         if type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices and not watched:
@@ -45,14 +45,14 @@ def _pool_of(one: nn.Module, other: nn.Module) -> nn.MaxPool2d | None:
 
 
 class ReluMaxPool(nn.Module):
-    """relu(pool(x)), by the native kernel where it serves."""
+    """Computes relu(pool(x)), by the native kernel if it serves."""
 
     def __init__(self, pool: nn.MaxPool2d) -> None:
         super().__init__()
         self.pool = pool
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H // 2, W // 2) for the usual 2x2 pooling."""
+        """Map (B, C, H, W) to (B, C, H // 2, W // 2) for the usual 2x2 pooling."""
         if self._kernel_serves(x):
             return _ReluPool.apply(x)  # type: ignore[no-any-return, no-untyped-call]
         return torch.relu_(self.pool(x))

@@ -1,7 +1,7 @@
 """Softmax regression in closed form: clipped gradient sums without autograd and without a copy of the batch.
 
-The cross-entropy's gradient at one sample is (p - e_y) xᵀ, whose norm is the product of two: no per-sample gradient is
-ever written out.
+The gradient of the cross-entropy for one record is (p - e_y) xᵀ. Its norm is the product of two norms, so that no
+per-sample gradient is ever written out.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,23 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.dpsgd import native
-from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, check_clip_norm
+from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, Rows, check_clip_norm
 from alidpfl.dpsgd.gradient_forms import clip_factors, precise, squared_norms, to_drop
 from alidpfl.dpsgd.guards import full_precision
-from alidpfl.dpsgd.padding import filled, filled_size
+from alidpfl.dpsgd.padding import pad_rows, padded_size
 from alidpfl.errors import ConfigError, DataError
 
-# Records of one group are added in float32, groups in double. Groups are of m neighbouring places among a client's
-# records, so that whoever comes or goes changes the rounding of one group, and not that of all that follow. A float32
-# sum of m vectors of norm C is off by at most m² 2^-24 C, in whatever order; with and without one of them, by twice as
-# much. Clipping lower by that, and by the error of a norm, makes the bound strict.
+# Records of one group are added in float32, and groups in double. A group has m neighbouring places among a client's
+# records. So adding or removing a record changes the rounding of one group, and not of all that follow. A float32 sum
+# of m vectors of norm C is off by at most m² 2^-24 C, in any order. Between the sums with and without one record, the
+# error is at most twice that. Clipping lower by that, and by the error of a norm, makes the bound strict.
 _PLACES_IN_A_GROUP = 64
 _MARGIN = 1 - (2 * _PLACES_IN_A_GROUP**2 * 2**-24 + 1e-6)
-_PLACES_AT_A_TIME = 4096  # whole groups: small operations are shared by so many
+_PLACES_AT_A_TIME = 4096  # whole groups, so that small operations serve many records
+
+_Piece = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
+"""Maps rows, places and targets (B,) and the largest norm to the clipped sum (classes, features), norms and losses."""
 
 
 class SoftmaxClipper:
-    """As `PerSampleClipper` with cross-entropy, for a model that is one nn.Linear without a bias; on the CPU.
+    """Does the same as `PerSampleClipper` with cross-entropy, for one nn.Linear without a bias, on the CPU.
 
     >>> clipper = SoftmaxClipper(nn.Linear(2, 3, bias=False))
     >>> found = clipper.clipped_sum(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), clip_norm=0.1, seed=0)
@@ -35,31 +38,31 @@ class SoftmaxClipper:
     """
 
     def __init__(self, model: nn.Linear) -> None:
-        """Take the model's weight, whose values may change afterwards."""
+        """Take the model's weight. Its values may change afterwards."""
         if not is_softmax_regression(model):
             raise ConfigError(f"model must be a torch.nn.Linear without a bias, in float32 on the CPU, not {model!r}")
         self.parameters: dict[str, Tensor] = {"weight": model.weight}
 
     @torch.no_grad()
     def clipped_sum(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        *,
-        clip_norm: float,
-        seed: int,
-        rows: Tensor | None = None,
-        places: Tensor | None = None,
+        self, inputs: Tensor, targets: Tensor, *, clip_norm: float, seed: int, rows: Rows = None, places: Rows = None
     ) -> ClippedSum:
-        """Sum of clipped per-sample gradients of all samples, or of those in `rows`. Nothing random is in it.
+        """Return the sum of clipped per-sample gradients of a batch, which may be empty. It uses no randomness.
 
         Args:
             inputs: (n, features) float32.
             targets: (n,) int64.
-            clip_norm: C; infinity switches clipping off.
-            seed: not used here.
-            rows: (B,) which samples make the batch; None: all.
-            places: (B,) their places among their client's records, ascending; None: their rows.
+            clip_norm: C. Infinity switches clipping off.
+            seed: Not used here.
+            rows: (B,) rows that make the batch. None means all.
+            places: (B,) their places among the client's records, ascending. None means their rows.
+
+        Returns:
+            The sum, and the batch's private statistics.
+
+        Raises:
+            ConfigError: The clip norm is out of range.
+            DataError: Inputs or targets do not fit the model. The message quotes no data.
         """
         check_clip_norm(clip_norm)
         weight = self.parameters["weight"].detach()
@@ -81,7 +84,7 @@ class SoftmaxClipper:
 
 
 def is_softmax_regression(model: nn.Module) -> bool:
-    """Whether `SoftmaxClipper` takes the model: nothing but one matrix, all of it trained, and no hooks."""
+    """Return True if `SoftmaxClipper` takes the model: one trained matrix, no bias and no hooks."""
     if type(model) is not nn.Linear or list(model._parameters) != ["weight", "bias"] or model.bias is not None:
         return False
     if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks:
@@ -90,19 +93,15 @@ def is_softmax_regression(model: nn.Module) -> bool:
     return weight.requires_grad and weight.dtype == torch.float32 and weight.device.type == "cpu"
 
 
-_Piece = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
-"""From rows, places and targets (B,) and the largest norm to the clipped sum (classes, features), norms and losses."""
-
-
 def _torch_piece(inputs: Tensor, weight: Tensor) -> _Piece:
     def clipped(rows: Tensor, places: Tensor, targets: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor]:
         x = inputs[rows]
-        every = filled(x, filled_size(len(x)))
-        scores = (weight @ every.t()).t()[: len(x)]  # this way round is twice as fast
+        padded = pad_rows(x, padded_size(len(x)))
+        scores = (weight @ padded.t()).t()[: len(x)]  # twice as fast as padded @ weight.t()
         residuals, losses = _residuals_and_losses(scores, targets)
         norms = _norms(residuals, squared_norms(x))
         residuals *= clip_factors(norms, limit).float()[:, None]
-        if (dropped := to_drop(norms)) is not None:  # 0 x NaN is NaN: a factor alone would not remove them
+        if (dropped := to_drop(norms)) is not None:  # a factor of 0 would not remove them: 0 x NaN is NaN
             residuals, x = (t.masked_fill(dropped[:, None], 0) for t in (residuals, x))
         total = torch.zeros(weight.shape, dtype=torch.float64)
         for some_residuals, some_x in _split(places, _PLACES_IN_A_GROUP, residuals, x):
@@ -121,7 +120,7 @@ def _native_piece(inputs: Tensor, weight: Tensor) -> _Piece:
         scores, squared_inputs = native.softmax_scores(inputs, rows, transposed)
         residuals, losses = _residuals_and_losses(scores[:, :classes], targets)
         norms = _norms(residuals, squared_inputs)
-        scores.zero_()  # from here on the residuals, with zeros for the classes that fill up a vector
+        scores.zero_()  # reused for the residuals, with zeros for the classes that pad a vector
         torch.mul(residuals, clip_factors(norms, limit).float()[:, None], out=scores[:, :classes])
         used = torch.ones(len(rows), dtype=torch.bool) if (dropped := to_drop(norms)) is None else ~dropped
         total = native.softmax_gradient(inputs, rows, _groups(places, _PLACES_IN_A_GROUP), scores, used)
@@ -135,13 +134,13 @@ def _groups(places: Tensor, size: int) -> Tensor:
 
 
 def _split(places: Tensor, size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors, cut wherever the next `size` places begin."""
+    """Split the tensors where the next `size` places begin."""
     _, counts = torch.unique_consecutive(_groups(places, size), return_counts=True)
     return zip(*(tensor.split(counts.tolist()) for tensor in tensors), strict=True)
 
 
 def _residuals_and_losses(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """P - e_y (B, classes), and the cross-entropies (B,)."""
+    """Return p - e_y (B, classes), and the cross-entropies (B,)."""
     logarithms = torch.log_softmax(scores, 1)
     samples = torch.arange(len(targets))
     losses = -logarithms[samples, targets]
@@ -151,12 +150,12 @@ def _residuals_and_losses(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tens
 
 
 def _norms(residuals: Tensor, squared_inputs: Tensor) -> Tensor:
-    # In double: residuals of 1e-20 times inputs of 1e20 are nothing small, and must not count as zero.
+    # In double: residuals of 1e-20 times inputs of 1e20 are not small, and must not count as zero.
     return precise(squared_norms(residuals.double()) * squared_inputs, squared_inputs).sqrt()
 
 
 def _checked_targets(inputs: Tensor, targets: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
-    """Targets of the batch. The errors quote none of them."""
+    """Return the batch's targets. The errors quote none of them."""
     for what, value in (("inputs", inputs), ("targets", targets)):
         if not isinstance(value, Tensor):
             raise DataError(f"{what} must be a tensor, not {type(value).__name__}; see torch.as_tensor")

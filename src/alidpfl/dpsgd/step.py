@@ -1,4 +1,4 @@
-"""One DP-SGD iteration: clip, sum, add noise, divide by a public constant, step (Abadi et al. 2016)."""
+"""One DP-SGD iteration: sample, clip, sum, add noise, divide by a public constant, step (Abadi et al. 2016)."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from alidpfl.dpsgd.clipping import BatchStatistics, Clipper, PerSampleClipper
+from alidpfl.dpsgd.clipping import BatchStatistics, PerSampleClipper, Rows
 from alidpfl.dpsgd.grid_noise import Grid
 from alidpfl.dpsgd.one_by_one import OneByOneClipper, SampleGradient
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
@@ -15,75 +15,70 @@ from alidpfl.dpsgd.softmax import SoftmaxClipper
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
 
-_LEAST_NOISE = 1e-3  # as in the accounting: below, nothing is private
-_LEAST_SCALE = 1e-25  # float32 has no fine grid much below
-_GRID_BITS = 8
+Clipper = PerSampleClipper | SoftmaxClipper
+"""Computes the clipped gradient sums of a model."""
+
 NO_NOISE = "no-noise"
 NO_CLIPPING = "no-clipping"
+_LEAST_NOISE = 1e-3  # the same as in the accounting: less noise gives no privacy
+_LEAST_SCALE = 1e-25  # much below, float32 has no fine grid
+_GRID_BITS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """The numbers of a DP-SGD iteration. All of them are public.
-
-    `unsafe` names what is switched off on purpose, for baselines without privacy: "no-noise" admits
-    noise_multiplier=0, and "no-clipping" clip_norm=inf beside it.
-    """
+    """The settings of a DP-SGD iteration. All of them are public."""
 
     clip_norm: float
-    """C: largest contribution of a sample, the sensitivity of the sum."""
+    """C: largest contribution of a record, the sensitivity of the sum."""
     noise_multiplier: float
     """σ: standard deviation of the noise in units of the clip norm."""
     learning_rate: float
     """η: the step size."""
     expected_batch_size: float
-    """q n, fixed at enrolment: the divisor. Never the realised batch size, which would be a release of its own."""
+    """q n, the divisor, fixed at enrolment. The actual batch size is never used: it would be a release of its own."""
     unsafe: frozenset[str] = field(default_factory=frozenset)
-    """What is switched off on purpose: `no-noise`, `no-clipping`."""
+    """Protections that are switched off, for baselines without privacy.
+
+    "no-noise" allows noise_multiplier=0. Together with it, "no-clipping" allows clip_norm=inf.
+    """
 
     def __post_init__(self) -> None:
-        self._check_unsafe()
-        self._check_privacy()
-        checks.real("learning_rate", self.learning_rate, above=0, rule="must be finite and greater than 0")
-        rule = "must be finite and greater than 0: it is sample_rate x number of records"
-        checks.real("expected_batch_size", self.expected_batch_size, above=0, rule=rule)
-
-    def _check_unsafe(self) -> None:
         if isinstance(self.unsafe, str):
             raise ConfigError(f"unsafe={self.unsafe!r} must be a set of names: unsafe=frozenset({{{self.unsafe!r}}})")
         unknown = set(self.unsafe) - {NO_NOISE, NO_CLIPPING}
         if unknown:
             raise ConfigError(f"unsafe={sorted(unknown)} is unknown; it may name {NO_NOISE!r} and {NO_CLIPPING!r}")
-
-    def _check_privacy(self) -> None:
         without_noise = self.noise_multiplier == 0 and NO_NOISE in self.unsafe
         rule = (
             f"must be finite and at least {_LEAST_NOISE:g}; for training without privacy pass 0 and "
             f"unsafe={{{NO_NOISE!r}}}"
         )
         checks.real("noise_multiplier", self.noise_multiplier, low=0 if without_noise else _LEAST_NOISE, rule=rule)
-        if self.clip_norm == math.inf and without_noise and NO_CLIPPING in self.unsafe:
-            return
-        rule = (
-            "must be finite and greater than 0; for training without privacy pass inf, noise_multiplier=0 and "
-            f"unsafe={{{NO_NOISE!r}, {NO_CLIPPING!r}}}"
-        )
-        checks.real("clip_norm", self.clip_norm, above=0, rule=rule)
+        if not (self.clip_norm == math.inf and without_noise and NO_CLIPPING in self.unsafe):
+            rule = (
+                "must be finite and greater than 0; for training without privacy pass inf, noise_multiplier=0 and "
+                f"unsafe={{{NO_NOISE!r}, {NO_CLIPPING!r}}}"
+            )
+            checks.real("clip_norm", self.clip_norm, above=0, rule=rule)
+        checks.real("learning_rate", self.learning_rate, above=0, rule="must be finite and greater than 0")
+        rule = "must be finite and greater than 0: it is sample_rate x number of records"
+        checks.real("expected_batch_size", self.expected_batch_size, above=0, rule=rule)
 
     @property
     def noise_scale(self) -> float:
-        """Standard deviation of the noise on each coordinate of the sum, σC."""
+        """σC, the standard deviation of the noise on each coordinate of the sum."""
         return self.noise_multiplier * self.clip_norm if self.noise_multiplier else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What a step leaves: one part is public once the step is charged, the other must stay on the client."""
+    """The result of a step. One part is public once the step is charged, the other must stay on the client."""
 
     noised_sum: dict[str, Tensor] = field(repr=False)
-    """Clipped sum + noise, by parameter name: what (ε, δ) covers. Divided by the expected batch size: the gradient."""
+    """Clipped sum + noise by parameter name, covered by (ε, δ). Divide by the expected batch size for the gradient."""
     private: BatchStatistics = field(repr=False)
-    """Un-noised norms and losses: they stay on the client."""
+    """Norms and losses without noise. They stay on the client."""
 
 
 def noised_sum(
@@ -93,15 +88,29 @@ def noised_sum(
     settings: StepSettings,
     random: RandomStream,
     *,
-    rows: Tensor | None = None,
-    places: Tensor | None = None,
+    rows: Rows = None,
+    places: Rows = None,
 ) -> StepResult:
-    """The clipped gradient sum of a Poisson-sampled batch with noise N(0, σ²C² I) on it.
+    """Return the clipped gradient sum of a Poisson-sampled batch with noise N(0, σ²C² I).
 
-    The batch is all of `inputs` and `targets`, or where `rows` is given those of them; `places` are the samples' places
-    among their client's records. With a OneByOneClipper everything is on a `Grid`.
+    Args:
+        clipper: Made once before training. A OneByOneClipper puts sum and noise on a `Grid`.
+        inputs: (n, ...) records.
+        targets: (n, ...) in the form that the loss takes.
+        settings: C and σ.
+        random: Source of the noise.
+        rows: (B,) rows that make the batch. None means all.
+        places: (B,) their places among the client's records. None means their rows.
+
+    Returns:
+        The noised sum, and the private statistics of the batch.
+
+    Raises:
+        ConfigError: An argument does not fit.
+        DataError: The batch does not fit the model. The message quotes no data.
+        UnsupportedModelError: The model has no exact per-sample gradients.
     """
-    if not isinstance(clipper, PerSampleClipper | SoftmaxClipper | OneByOneClipper):
+    if not isinstance(clipper, Clipper | OneByOneClipper):
         raise ConfigError(f"pass PerSampleClipper(model), made once before training, not a {type(clipper).__name__}")
     check_stream(random)
     seed = random.integer()
@@ -109,7 +118,7 @@ def noised_sum(
         samples = clipper.gradients(inputs, targets, seed=seed, rows=rows, places=places)
         return _noised_on_grid(clipper, samples, settings, random)
     clipped = clipper.clipped_sum(inputs, targets, clip_norm=settings.clip_norm, seed=seed, rows=rows, places=places)
-    # Empty batch: still add noise, or the release reveals that it was empty.
+    # Empty batch: still add noise, because a sum without noise would reveal that it was empty.
     add_noise(clipped.gradients, settings.noise_scale, random)
     return StepResult(noised_sum=clipped.gradients, private=clipped.statistics)
 
@@ -135,16 +144,16 @@ def _noised_on_grid(
 
 
 def add_noise(gradients: dict[str, Tensor], scale: float, random: RandomStream) -> None:
-    """Add N(0, scale² I) to all tensors, in place of them; the result is float32 on a public grid, whatever they were.
+    """Replace every tensor by itself plus noise N(0, scale² I), as float32 on a public grid.
 
-    A sum of two floats shows in its last bits what was added (Mironov 2012): noise alone has other low-order bits than
-    noise on a gradient. So the sum is rounded to a grid that depends on nothing but `scale`. The grid is so coarse that
-    each of its cells holds thousands of the noise's own values, and so fine that its rounding is 1e-6 of the variance.
+    The last bits of a sum of two floats show what was added (Mironov 2012): noise alone has other low-order bits than
+    noise on a gradient. So the sum is rounded to a grid that depends on `scale` only. The grid is coarse: each cell
+    holds thousands of the noise's own values. And it is fine: rounding adds 1e-6 of the variance.
     """
     if scale == 0:
         return
     for name, gradient in gradients.items():
-        if gradient.dtype not in (torch.float32, torch.float64):  # fewer digits round by more than the margin of C
+        if gradient.dtype not in (torch.float32, torch.float64):  # with fewer digits, rounding exceeds the margin of C
             raise ConfigError(f"{name} has a sum in {gradient.dtype}; sums must be float32 or float64")
     grid = noise_grid(scale)
     sizes = [gradient.numel() for gradient in gradients.values()]
@@ -152,11 +161,13 @@ def add_noise(gradients: dict[str, Tensor], scale: float, random: RandomStream) 
     for (name, gradient), part in zip(gradients.items(), noise.split(sizes), strict=True):
         on_device = part.view(gradient.shape).to(gradient.device)
         noised = gradient.add_(on_device, alpha=scale).float()
-        gradients[name] = noised.div_(grid).round_().mul_(grid)  # a power of two: only `round_` rounds
+        gradients[name] = (
+            noised.div_(grid).round_().mul_(grid)
+        )  # the grid is a power of two, so that only `round_` rounds
 
 
 def noise_grid(scale: float) -> float:
-    """Distance of two values that a noised coordinate can have: a power of two, 1/512 to 1/256 of the noise's scale."""
+    """Return the grid's step, the distance of neighbouring noised values: a power of two, 1/512 to 1/256 of `scale`."""
     if not scale >= _LEAST_SCALE:
         raise ConfigError(
             f"noise_multiplier x clip_norm={scale:g} must be at least {_LEAST_SCALE:g}; scale the loss up instead"
@@ -172,10 +183,26 @@ def dp_sgd_step(
     settings: StepSettings,
     random: RandomStream,
     *,
-    rows: Tensor | None = None,
-    places: Tensor | None = None,
+    rows: Rows = None,
+    places: Rows = None,
 ) -> StepResult:
-    """One iteration: the trained parameters move by -η (clipped sum + noise) / expected batch size, in place."""
+    """Run one iteration: move the trained parameters by -η (clipped sum + noise) / expected batch size, in place.
+
+    Args:
+        clipper: Holds the trained parameters.
+        inputs: See `noised_sum`.
+        targets: See `noised_sum`.
+        settings: C, σ, η and the expected batch size.
+        random: Source of the noise.
+        rows: See `noised_sum`.
+        places: See `noised_sum`.
+
+    Returns:
+        The noised sum that the step used, and the private statistics of the batch.
+
+    Raises:
+        ConfigError: See `noised_sum`, also for other errors.
+    """
     result = noised_sum(clipper, inputs, targets, settings, random, rows=rows, places=places)
     for name, parameter in clipper.parameters.items():
         parameter.sub_(result.noised_sum[name], alpha=settings.learning_rate / settings.expected_batch_size)
@@ -183,11 +210,11 @@ def dp_sgd_step(
 
 
 def poisson_sample(num_records: int, sample_rate: float, random: RandomStream) -> Tensor:
-    """Indices of the records of one batch, each included independently with probability `sample_rate`.
+    """Return the indices of one batch. Each record is included independently with probability `sample_rate`.
 
-    The batch size is random and may be zero: the accounting (Mironov et al. 2019) is for this sampling and for no
-    other; shuffled batches of a fixed size are not covered by it (Chua et al. 2024). Indices and batch size are
-    private: neither may leave the client.
+    The batch size is random and may be zero. The accounting (Mironov et al. 2019) covers this sampling and no other:
+    it does not cover shuffled batches of a fixed size (Chua et al. 2024). Indices and batch size are private: neither
+    may leave the client.
 
     >>> poisson_sample(5, 1.0, RandomStream.seeded(0)).tolist()
     [0, 1, 2, 3, 4]
@@ -195,6 +222,6 @@ def poisson_sample(num_records: int, sample_rate: float, random: RandomStream) -
     check_stream(random)
     checks.whole("num_records", num_records)
     checks.real("sample_rate", sample_rate, above=0, high=1, rule="must be in (0, 1]; did you pass a batch size?")
-    # Coins are multiples of 2^-53: against q rounded down to one, a record's chance is never above q.
+    # Uniform numbers are multiples of 2^-53. With q rounded down to such a multiple, the chance is never above q.
     chance = math.floor(sample_rate * 2.0**53) * 2.0**-53
     return (random.uniform(num_records) < chance).nonzero().squeeze(1)

@@ -8,7 +8,8 @@
 """
 
 from alidpfl.features.blocks import Block
+from alidpfl.features.learned import LearnedFilters
 from alidpfl.features.maps import FeatureMap
 from alidpfl.features.standardiser import Standardiser, vector_size
 
-__all__ = ["Block", "FeatureMap", "Standardiser", "vector_size"]
+__all__ = ["Block", "FeatureMap", "LearnedFilters", "Standardiser", "vector_size"]

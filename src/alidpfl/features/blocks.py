@@ -33,6 +33,13 @@ class Block:
     compute: Callable[[Tensor], Tensor]
     """(n, channels, side, side) float32 in [0, 1] -> (n, size)."""
 
+    @classmethod
+    def all_low(
+        cls, *, name: str, grid: tuple[int, int], places: Tensor, compute: Callable[[Tensor], Tensor]
+    ) -> "Block":
+        """Build a block that a model uses in full."""
+        return cls(name=name, grid=grid, places=places, low=torch.ones(len(places), dtype=torch.bool), compute=compute)
+
     @property
     def size(self) -> int:
         """Number of coordinates."""

@@ -49,13 +49,7 @@ def oriented_block(channels: int, side: int, highest_frequency: int, *, flip_eve
         values = torch.stack(scales, 1).flatten(-2) @ space.t()  # (n, scales, channels, 16, kept)
         return values.flatten(1) * (2 / math.sqrt(paths * cells**2))
 
-    return Block(
-        name="oriented",
-        grid=(paths, cells**2),
-        places=places,
-        low=torch.ones(len(places), dtype=torch.bool),
-        compute=compute,
-    )
+    return Block.all_low(name="oriented", grid=(paths, cells**2), places=places, compute=compute)
 
 
 def filter_bank(width: int, deviation: float) -> Tensor:
@@ -105,13 +99,7 @@ def raw_block(channels: int, side: int, highest_frequency: int, *, flip_even: bo
         values = on_both_axes(space, images - _GREY).flatten(2)[:, :, cut.flatten()]
         return (colours @ values).flatten(1) / side
 
-    return Block(
-        name="raw",
-        grid=(channels, side**2),
-        places=places,
-        low=torch.ones(len(places), dtype=torch.bool),
-        compute=compute,
-    )
+    return Block.all_low(name="raw", grid=(channels, side**2), places=places, compute=compute)
 
 
 _PATHS_A_GROUP = 3

@@ -10,14 +10,16 @@ from torch.nn import functional as F
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.features.blocks import Block
 from alidpfl.features.filters import oriented_block, raw_block, scattering_block
-from alidpfl.features.learned import LEARNED, filters_digest, learned_blocks
+from alidpfl.features.learned import LearnedFilters, learned_blocks
 from alidpfl.features.scattering import STRIDE
 from alidpfl.inputs import checks
-from alidpfl.inputs.names import named
 from alidpfl.types import OnShare
 
 VERSION = 1
 """Goes up with every change of the values beyond rounding: it is part of the cache's key."""
+
+MAX_LEARNED = 2
+"""Most files of learned filters in one map."""
 
 _IMAGES_AT_A_TIME = 256
 _OFF = 2  # pixels: half of scattering's stride
@@ -61,8 +63,8 @@ class FeatureMap:
     that. It takes as many times as long.
     """
 
-    learned: tuple[str, ...] = ()
-    """Further blocks: filters learnt from made-up pictures, `leaves` (for photographs) or `garments`."""
+    learned: tuple[LearnedFilters, ...] = ()
+    """Files of learned filters, at most two: one more block for each."""
 
     def __post_init__(self) -> None:
         _check_shape(self.image_shape)
@@ -70,10 +72,13 @@ class FeatureMap:
             checks.whole(name, getattr(self, name))
         if self.positions not in _OFFSETS:
             raise ConfigError(f"positions={self.positions!r} must be 1, 2 or 4, such as 2")
-        for name in self.learned:
-            named("learned filters", name, dict.fromkeys(LEARNED))
+        paths = [filters.path for filters in self.learned]
         if len(set(self.learned)) < len(self.learned):
-            raise ConfigError(f"learned={list(self.learned)} names filters twice: once is enough")
+            raise ConfigError(f"learned={paths} names the same filters twice: name them once")
+        if len(self.learned) > MAX_LEARNED:
+            raise ConfigError(f"learned={paths} names {len(paths)} files of filters: at most {MAX_LEARNED} are allowed")
+        for filters in self.learned:
+            filters.layers()  # so that a missing or changed file is reported before any work
 
     @property
     def flip_even(self) -> bool:
@@ -90,7 +95,7 @@ class FeatureMap:
         """Equal for two maps exactly if they compute the same values: `low` is no part of it."""
         shape = "x".join(map(str, self.image_shape))
         prepared = ("-upright" if self.sets_upright else "") + (f"-at{self.positions}" if self.positions > 1 else "")
-        learned = "".join(f"-{name}{filters_digest(name)}" for name in self.learned)
+        learned = "".join(f"-{filters.key}" for filters in self.learned)
         cut = f"raw{self.raw_frequencies}-oriented{self.oriented_frequencies}"
         return f"features-v{VERSION}-{shape}-{cut}{prepared}{learned}"
 

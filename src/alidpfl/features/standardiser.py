@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from alidpfl.errors import DataError
+from alidpfl.features.learned import LearnedFilters
 from alidpfl.features.maps import FeatureMap
 
 # Of a sample's squared length, by the number of learned blocks, which share the rest.
@@ -81,10 +82,10 @@ class Standardiser:
         return torch.cat([*parts, torch.full((count, 1), _CONSTANT)], dim=1)
 
 
-def _weights(learned: tuple[str, ...]) -> dict[str, float]:
+def _weights(learned: tuple[LearnedFilters, ...]) -> dict[str, float]:
     fixed = _FIXED_WEIGHTS[len(learned)]
     rest = 1 - sum(fixed.values())
-    return fixed | {name: rest / len(learned) for name in learned}
+    return fixed | {filters.key: rest / len(learned) for filters in learned}
 
 
 def vector_size(feature_map: FeatureMap) -> int:

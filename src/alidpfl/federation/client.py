@@ -1,7 +1,7 @@
-"""What a client does in a round: τ steps of DP-SGD on its own data. The same code in every engine.
+"""A client's round: τ steps of DP-SGD on its own data. The same code runs in a simulation and in a vault.
 
-Only noised quantities leave `LocalTrainer.train`, but for the raw signals of the paper's rule, which must be asked for
-by name and are outside every guarantee.
+Only noised quantities leave `LocalTrainer.train`. The exception is the raw signals of the paper's rule, which must be
+admitted by name and are outside every guarantee.
 """
 
 import math
@@ -38,37 +38,38 @@ _NOT_PRIVATE = frozenset({NO_NOISE, NO_CLIPPING})
 
 @dataclass(frozen=True, kw_only=True)
 class ClientData:
-    """A client's records, as rows of shared tensors: nothing is copied until a batch is drawn."""
+    """A client's records, as rows of shared tensors. Nothing is copied until a batch is drawn."""
 
     inputs: Tensor
     targets: Tensor
     rows: Tensor
-    """(n,) int64: which rows are the client's."""
+    """(n,) int64: the client's rows."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def batch(self, records: Tensor) -> tuple[Tensor, Tensor]:
-        """The client's records with these numbers, counted from 0."""
+        """Return inputs and targets of the client's records with these numbers, counted from 0."""
         rows = self.rows[records]
         return self.inputs[rows], self.targets[rows]
 
 
 class LocalTrainer:
-    """Trains one client after the other on one model in memory; holds nothing of a client between rounds."""
+    """Trains one client after the other on one model in memory. It keeps nothing of a client between rounds."""
 
     def __init__(self, objective: Objective, *, device: str = "cpu", noise: NoiseKind = "gaussian") -> None:
-        """Take the objective's model over: its values are overwritten by every round's weights."""
+        """Take over the objective's model: every round overwrites its weights."""
         self._objective = objective
         self._device = device
         self._clipper = _clipper_for(objective, device, noise)
         if noise == "grid":
-            thresholds()  # takes a second, once: before processes are forked and rounds are timed
+            thresholds()  # takes a second, once; done before processes fork and rounds are timed
 
     def rehearse(self, data: ClientData) -> None:
-        """Have the clipper try the model now, on made-up samples, at its own weights instead of a server's.
+        """Try the model now, on made-up samples and at its own weights.
 
-        Weights from a hostile server can make the trial fail, such as weights of 3e38: after the round was charged.
+        Later the trial would run at a server's weights, after the round was charged, and hostile weights such as 3e38
+        could make it fail.
         """
         with steady_arithmetic():
             if isinstance(self._clipper, OneByOneClipper):
@@ -77,7 +78,20 @@ class LocalTrainer:
                 self._clipper.clipped_sum(data.inputs, data.targets, clip_norm=1.0, seed=0, rows=data.rows[:0])
 
     def train(self, params: Tensor, data: ClientData, plan: ClientPlan, random: RandomStream) -> ClientUpdate:
-        """Run the plan from the weights `params`. The plan must have been charged before."""
+        """Run a plan, which must have been charged before.
+
+        Args:
+            params: (num_params,) the weights to start from.
+            data: the client's records.
+            plan: steps, step sizes, C, σ and the signals that are asked for.
+            random: the source of batches and noise.
+
+        Returns:
+            The new weights and the signals.
+
+        Raises:
+            DataError: the client has no records.
+        """
         if len(data) == 0:
             raise DataError(f"client {plan.client} has no records; leave it out, or set min_samples")
         if isinstance(self._clipper, OneByOneClipper):
@@ -87,7 +101,7 @@ class LocalTrainer:
 
     def _trained(self, params: Tensor, data: ClientData, plan: ClientPlan, random: RandomStream) -> ClientUpdate:
         load(params, self._clipper.parameters)
-        divisor = plan.sample_rate * len(data)  # public: fixed at enrolment, whatever the batch turns out to be
+        divisor = plan.sample_rate * len(data)  # public: fixed at enrolment, whatever the size of the batch
         observer = _NoisedGradients(plan, len(data), len(params))
         for learning_rate in plan.learning_rates:
             gradient = self._step(data, plan, learning_rate, divisor, random)
@@ -107,7 +121,7 @@ class LocalTrainer:
     def _step(
         self, data: ClientData, plan: ClientPlan, learning_rate: float, divisor: float, random: RandomStream
     ) -> dict[str, Tensor]:
-        """One step in place; returns its noised sum."""
+        """Run one step in place; return its noised sum."""
         records = poisson_sample(len(data), plan.sample_rate, random)
         if self._objective.before_step is not None:
             self._objective.before_step(random)
@@ -119,7 +133,11 @@ class LocalTrainer:
 
 
 def check_grid(release: Release, noise_multiplier: float, num_params: int) -> None:
-    """Refuse what noise on a grid does not cover; from public numbers, so that it can be asked before any charge."""
+    """Refuse what noise on a grid does not cover. Uses public numbers only, so it can be called before any charge.
+
+    Raises:
+        ConfigError: the noise goes on the update, or the grid does not fit the number of parameters.
+    """
     if release != "step":
         raise ConfigError(
             'noise="grid" goes on steps, and this method puts its noise on the update: use variant="dpsgd" of pe_dpfl, '
@@ -129,14 +147,14 @@ def check_grid(release: Release, noise_multiplier: float, num_params: int) -> No
 
 
 def _clipper_for(objective: Objective, device: str, noise: NoiseKind) -> Clipper | OneByOneClipper:
-    """On a grid, records one by one; otherwise batches."""
+    """Return a clipper of single records for noise on a grid, else one of batches."""
     if noise == "grid":
         return OneByOneClipper(objective.model.to(device), loss=objective.loss)
     return batch_clipper_for(objective, device)
 
 
 def batch_clipper_for(objective: Objective, device: str) -> Clipper:
-    """What the steps of a client clip with: softmax regression has a closed form, all else goes layer by layer."""
+    """Return the clipper of a client's steps: closed form for softmax regression, layer by layer for all else."""
     model = objective.model.to(device)
     if objective.loss is cross_entropy and is_softmax_regression(model):
         assert isinstance(model, nn.Linear)  # noqa: S101 - for the type checker
@@ -145,7 +163,7 @@ def batch_clipper_for(objective: Objective, device: str) -> Clipper:
 
 
 def _step_settings(plan: ClientPlan, learning_rate: float, divisor: float) -> StepSettings:
-    if plan.release == "update":  # local steps are plain SGD; the update is clipped and noised as a whole
+    if plan.release == "update":  # plain SGD steps; the update is clipped and noised as a whole
         return StepSettings(
             clip_norm=math.inf,
             noise_multiplier=0.0,
@@ -165,7 +183,7 @@ def _noised_update(before: Tensor, after: Tensor, plan: ClientPlan, random: Rand
     """Clip the whole update to S = clip_norm and add N(0, σ²(2S)²): any change of the data moves it by at most 2S."""
     update = (after - before).double()
     norm = float(update.norm())
-    if not math.isfinite(norm):  # dropped as a whole, and the noise still goes out
+    if not math.isfinite(norm):  # dropped as a whole; the noise still goes out
         update = update.new_zeros(update.shape)
     elif norm > 0:
         update *= min(1.0, plan.clip_norm * SAFETY / norm)
@@ -175,7 +193,7 @@ def _noised_update(before: Tensor, after: Tensor, plan: ClientPlan, random: Rand
 
 
 class _NoisedGradients:
-    """Signals from the noised gradients of a round. It sees nothing else, so they are free of charge."""
+    """Signals from the noised gradients of a round. It sees nothing else, so the signals cost no privacy."""
 
     def __init__(self, plan: ClientPlan, num_records: int, num_params: int) -> None:
         on_steps = plan.release == "step"
@@ -189,12 +207,12 @@ class _NoisedGradients:
         self._norms: list[float] = []
 
     def see(self, noised_sum: dict[str, Tensor], learning_rate: float) -> None:
-        """Take note of a step's noised gradient, at the weights before that step."""
+        """Record a step's noised gradient, taken at the weights before that step."""
         if not (self._wants_secants or self._wants_norm):
             return
         gradient = flatten(noised_sum).div_(self._divisor)
         if self._wants_norm:
-            # Adap DP-FL: without taking off the noise's share the norm would grow by σ√d/B every round.
+            # Adap DP-FL: with the noise's share left in, the norm would grow by σ√d/B every round.
             squared = squared_norm(gradient) - self._num_params * self._noise.variance
             self._norms.append(math.sqrt(max(0.0, squared)))
         if self._wants_secants:
@@ -204,27 +222,33 @@ class _NoisedGradients:
             self._previous, self._previous_rate = gradient, learning_rate
 
     def secants(self) -> SecantSums | None:
-        """Sums over consecutive pairs."""
+        """Return sums over consecutive pairs of gradients, or None."""
         return total(self._pairs)
 
     def gradient_norm(self) -> float | None:
-        """Mean over the round's steps of the de-biased norms."""
+        """Return the mean of the de-biased norms over the round's steps, or None."""
         return sum(self._norms) / len(self._norms) if self._norms else None
 
 
 MOST_RECORDS = 128
-"""Of a client, evenly spread: full gradients of 6,000 records would take fifty times as long as the training itself.
+"""Records of a client that raw signals use, evenly spread.
 
-On MNIST the ratio of 128 records is within 20 to 30 % of that of 2,048 for a client, and it changes by more from round
-to round: the mean over clients hardly feels it, and τ goes with its root.
+Full gradients of 6,000 records would take fifty times as long as the training itself. On MNIST the curvature from 128
+records is within 20 to 30 % of that from 2,048, and it changes more from round to round.
 """
 
 
 def raw_signals(objective: Objective, before: Tensor, after: Tensor, data: "ClientData") -> RawSignals:
-    """μ = ‖∇F_i(w_i) − ∇F_i(w)‖ / ‖w_i − w‖ and the losses at both ends.
+    """Return μ = ‖∇F_i(w_i) − ∇F_i(w)‖ / ‖w_i − w‖ and the losses at both ends, all WITHOUT noise.
 
-    A secant's ratio lies between the smallest and the largest curvature: it measures smoothness, not the strong
-    convexity that the paper calls μ.
+    The ratio lies between the smallest and the largest curvature. It measures smoothness, not the strong convexity that
+    the paper calls μ.
+
+    Args:
+        objective: the model and the loss.
+        before: the weights at the start of the round.
+        after: the weights at its end.
+        data: the client's records.
     """
     records = torch.linspace(0, len(data) - 1, min(len(data), MOST_RECORDS)).long()
     inputs, targets = data.batch(records)

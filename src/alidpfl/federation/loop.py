@@ -1,4 +1,4 @@
-"""THE loop: plan, charge, dispatch, inspect, aggregate, observe, record. `Training.step` is one round of it."""
+"""The loop over rounds: plan, charge, dispatch, inspect, aggregate, observe, record. `RoundLoop.step` is one round."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,14 +12,15 @@ from alidpfl.federation.curvature import CurvatureTracker
 from alidpfl.federation.planning import BYTES_PER_NUMBER, Observed, RoundPlanner
 from alidpfl.federation.server import ServerSettings, ServerState
 from alidpfl.federation.settings import Engine, FederationSettings, Outlook, Progress
+from alidpfl.federation.tensors import steady_arithmetic
 from alidpfl.methods import Method
 from alidpfl.policies import Decision, Policy
 from alidpfl.privacy import Ledger
 from alidpfl.types import ClientId, ClientPlan, ClientUpdate, RoundRecord, StopReason
 
 
-class Training:
-    """A federated training run, one round at a time."""
+class RoundLoop:
+    """A federated training over weights alone, one round at a time. `Federation` adds the model."""
 
     def __init__(
         self,
@@ -39,15 +40,15 @@ class Training:
 
         Args:
             engine: trains clients and evaluates models.
-            method: C, σ and the local loss.
-            policy: τ.
+            method: sets C, σ and the local loss.
+            policy: chooses τ.
             ledger: every client's account.
-            sizes: records of each client, public by enrolment.
+            sizes: number of records of each client, public by enrolment.
             initial: (num_params,) the first weights.
             settings: rounds, limits, step sizes.
             server_settings: momentum, averaging, quorum.
-            bytes_before: traffic that there was before the first round.
-            clock: seconds, for the time limit.
+            bytes_before: traffic before the first round.
+            clock: returns seconds, for the time limit.
         """
         self._engine, self._method, self._policy, self._ledger = engine, method, policy, ledger
         self._sizes = dict(enumerate(sizes))
@@ -69,18 +70,26 @@ class Training:
         self._observed = Observed(method_state=method.start())
 
     def __iter__(self) -> Iterator[RoundRecord]:
-        """All rounds that are left."""
+        """Run all rounds that are left."""
         while (record := self.step()) is not None:
             yield record
 
     def step(self) -> RoundRecord | None:
-        """One round; None once a limit is reached, and `stop_reason` says which."""
+        """Run one round.
+
+        Returns:
+            The record of the round; None once a limit is reached, and `stop_reason` says which.
+        """
+        with steady_arithmetic():  # the server's sums too: a second thread would wait for a core that a worker has
+            return self._step()
+
+    def _step(self) -> RoundRecord | None:
         self.stop_reason = self._reason_to_stop()
         if self.stop_reason is not None:
             return None
         started = self._clock()
         decision, plans = self._planner.plan(self.progress, self._observed)
-        self._charge(plans)  # before dispatch: what is asked for counts as spent, whatever comes back
+        self._charge(plans)  # before dispatch: a requested round counts as spent, whatever comes back
         updates = self._dispatch(plans)
         done = _as_done(plans, updates)
         accepted, rejected = self._inspect(updates, done)
@@ -96,11 +105,11 @@ class Training:
         return record
 
     def next_plans(self) -> list[ClientPlan] | None:
-        """What the next round would ask of its clients; None if there is none. Nothing is charged."""
+        """Return the plans of the next round, or None if there is none. Nothing is charged."""
         return None if self._reason_to_stop() is not None else self._planner.plan(self.progress, self._observed)[1]
 
     def outlook(self) -> Outlook | None:
-        """The next round in public numbers; None if there is none."""
+        """Return public numbers about the next round, or None if there is none."""
         if (plans := self.next_plans()) is None:
             return None
         longest = max(plans, key=lambda plan: plan.steps)
@@ -110,22 +119,23 @@ class Training:
         )
 
     def forfeit_round(self) -> None:
-        """Charge a round that was asked for and lost, without running it: it may have shown something."""
+        """Charge a lost round without running it: it may have released something."""
         if (plans := self.next_plans()) is not None:
             self._charge(plans)
 
     @property
     def params(self) -> Tensor:
-        """(num_params,) the weights to evaluate and hand out."""
+        """(num_params,) the weights to evaluate and release."""
         return self.server.released(self._server_settings)
 
     @property
     def covers_everything(self) -> bool:
-        """False if un-noised values are used or shown: no ε covers the run then."""
+        """False if un-noised values are used or shown. Then no ε covers the run."""
         return not (self._planner.uses_raw_signals or self.settings.shows_private_data)
 
+    @property
     def epsilons(self) -> dict[ClientId, float]:
-        """ε spent by every client, as tight as the accountant can."""
+        """ε spent by every client so far, as tight as the accountant gives it."""
         return {client: self._ledger.epsilon(client) for client in self._sizes}
 
     def _reason_to_stop(self) -> StopReason | None:
@@ -176,7 +186,7 @@ class Training:
         shares: Sequence[float],
         plans: Sequence[ClientPlan],
     ) -> None:
-        """What the next round's plan may depend on."""
+        """Update what the next round's plan may depend on."""
         by_client = {plan.client: plan for plan in plans}
         if self._policy.needs_curvature:
             arrived = [(share, by_client[u.client], u) for share, u in zip(shares, accepted, strict=True)]
@@ -202,7 +212,7 @@ class Training:
         )
 
     def _count_time(self, seconds: float) -> None:
-        """Of the whole round: looking at the test set takes time as well."""
+        """Add the time of a whole round, evaluation included."""
         before = self.progress
         self.progress = replace(
             before, seconds=before.seconds + seconds, slowest_round=max(before.slowest_round, seconds)
@@ -246,7 +256,7 @@ class Training:
     # ---------------------------------------------------------------------------------------------- checkpoints
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that a later process needs to go on: tensors, and plain values that JSON can hold."""
+        """Return everything that a resumed run needs: tensors, and plain values for JSON."""
         curvature, tensors = self._curvature.to_state()
         observed = self._observed
         values = {
@@ -260,7 +270,7 @@ class Training:
         return self.server.tensors() | tensors, values
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         self.progress = Progress(**values["progress"])
         self._ledger.restore(values["ledger"])
         self._curvature = CurvatureTracker.from_state(values["curvature"], tensors)
@@ -275,7 +285,7 @@ class Training:
 
 
 def _as_done(plans: Sequence[ClientPlan], updates: Sequence[ClientUpdate]) -> list[ClientPlan]:
-    """The plans as they were carried out: a client's own policy may have cut its steps. What was charged stays so."""
+    """Return the plans as they were carried out: a vault may have cut its steps. The charge stays."""
     run = {update.client: update.steps for update in updates if update.steps is not None}
     return [
         replace(plan, learning_rates=plan.learning_rates[: max(1, run[plan.client])]) if plan.client in run else plan

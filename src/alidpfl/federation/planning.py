@@ -1,4 +1,7 @@
-"""Before a round: may there be one, who takes part, how many steps, at which C, σ and η. Touches no data."""
+"""Plan a round: whether there is one, which clients take part, how many steps they run, at which C, σ and η.
+
+Nothing here touches data.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,24 +18,24 @@ from alidpfl.privacy import Ledger
 from alidpfl.types import UNACCOUNTED_SIGNALS, ClientId, ClientPlan, Signal, StopReason
 
 BYTES_PER_NUMBER = 4
-_COHORT, _FAILURES = 1, 2  # so that the draws of one kind do not repeat those of another
-_PLENTY = 1_000_000
-_OF_A_POLICY = ("name", "needs_raw_signals", "needs_curvature", "decide")
+_COHORT, _FAILURES = 1, 2  # separate random streams
+_UNLIMITED_STEPS = 1_000_000
+_POLICY_ATTRIBUTES = ("name", "needs_raw_signals", "needs_curvature", "decide")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What earlier rounds told, as far as the next may depend on it."""
+    """What the next round's plan may depend on, from earlier rounds."""
 
     method_state: Mapping[str, Any]
     curvature: float | None = None
-    """Private; None while it is not resolved."""
+    """The private estimate; None while it is below its own noise."""
     raw_curvature: float | None = None
     raw_heterogeneity: float | None = None
 
 
 class RoundPlanner:
-    """Plans rounds from settings, accounts and what was observed."""
+    """Plans rounds from settings, the ledger and observations of earlier rounds."""
 
     def __init__(
         self,
@@ -45,18 +48,31 @@ class RoundPlanner:
         num_params: int,
         settings: FederationSettings,
     ) -> None:
-        """Refuse what no guarantee covers, unless it was asked for by name."""
+        """Check that the parts fit together.
+
+        Args:
+            method: sets C and σ of every client.
+            policy: chooses τ.
+            ledger: every client's account.
+            sizes: number of records of each client.
+            shares: each client's share of the average.
+            num_params: number of trained parameters.
+            settings: rounds, limits, step sizes.
+
+        Raises:
+            ConfigError: un-noised signals that were not admitted by name, or limits that pay for no round.
+        """
         _check_policy(policy)
         self.uses_raw_signals = policy.needs_raw_signals or "raw" in method.signals
         if self.uses_raw_signals and UNACCOUNTED_SIGNALS not in settings.unsafe:
             culprit = f"policy {policy.name!r}" if policy.needs_raw_signals else f"method {method.name!r}"
             raise ConfigError(
-                f"{culprit} has every client upload un-noised gradients and losses, which no epsilon covers; choose "
+                f"{culprit} makes every client upload un-noised gradients and losses, which no epsilon covers; choose "
                 f'policy "ali", or admit it with privacy.unsafe = ["{UNACCOUNTED_SIGNALS}"] (unsafe = in Python)'
             )
         if method.release == "update" and policy.name != "fixed":
             raise ConfigError(
-                f"policy {policy.name!r} spreads the steps that a budget pays for, but {method.name} with noise on the "
+                f"policy {policy.name!r} divides the steps that a budget pays for, but {method.name} with noise on the "
                 'update is charged by the round; use policy = "fixed"'
             )
         self._method, self._policy, self._ledger = method, policy, ledger
@@ -64,25 +80,25 @@ class RoundPlanner:
         self._drawn = settings.clients_per_round or len(sizes)
         if self._drawn > len(sizes):
             raise ConfigError(
-                f"clients_per_round={self._drawn} is more than the {len(sizes)} clients there are; leave it out for all"
+                f"clients_per_round={self._drawn} is more than the {len(sizes)} clients; leave it out for all"
             )
         self.round_bytes = 2 * self._drawn * BYTES_PER_NUMBER * num_params
         if settings.traffic_limit is not None and settings.traffic_limit < self.round_bytes:
             raise ConfigError(
                 f"traffic_limit={settings.traffic_limit} (bytes) does not pay for one round, in which {self._drawn} "
-                f"clients take and send {num_params} numbers; set at least {self.round_bytes}, or leave it out"
+                f"clients receive and send {num_params} numbers; set at least {self.round_bytes}, or leave it out"
             )
         self._num_params = num_params
         self._smallest, self._concentration = min(sizes.values()), sum(share**2 for share in shares)
 
     def reason_to_stop(self, progress: Progress, state: Mapping[str, Any]) -> StopReason | None:
-        """The limit that the next round would cross, if any."""
+        """Return the limit that the next round would cross, or None."""
         settings = self._settings
         if progress.round >= settings.max_rounds:
             return StopReason.MAX_ROUNDS
         if not self.cohort(progress.round, state):
             return StopReason.BUDGET
-        # A round may take longer than any before; only the rounds seen so far can tell.
+        # Only the rounds so far can tell how long the next one takes.
         if settings.time_limit is not None and progress.seconds + progress.slowest_round > settings.time_limit:
             return StopReason.TIME_LIMIT
         if settings.traffic_limit is not None and progress.bytes + self.round_bytes > settings.traffic_limit:
@@ -90,7 +106,7 @@ class RoundPlanner:
         return None
 
     def plan(self, progress: Progress, observed: Observed) -> tuple[Decision, list[ClientPlan]]:
-        """The next round, clamped to every client's own budget. Nothing is charged yet."""
+        """Return the policy's decision and a plan for each client, cut to its own budget. Nothing is charged yet."""
         cohort = self.cohort(progress.round, observed.method_state)
         situation = self._situation(progress, observed, cohort)
         decision = self._held_to_limits(self._decision(situation), cohort, observed.method_state)
@@ -107,7 +123,7 @@ class RoundPlanner:
         return decision
 
     def cohort(self, round_number: int, state: Mapping[str, Any]) -> list[ClientId]:
-        """The round's clients that can pay for a step, by number. Who is drawn depends on seed and round only."""
+        """Return the round's clients that can pay for a step. The draw depends on seed and round only."""
         drawn = list(self._sizes)
         if self._drawn < len(drawn):
             random = self._random(_COHORT, round_number)
@@ -115,19 +131,19 @@ class RoundPlanner:
         able = [client for client in drawn if self._affordable(client, state) > 0]
         if able or len(drawn) == len(self._sizes):
             return able
-        # Nobody of those drawn can pay any more: whoever still can takes their place.
+        # None of the drawn clients can pay any more: others that can take their place.
         others = (client for client in self._sizes if self._affordable(client, state) > 0)
         return [client for client, _ in zip(others, drawn, strict=False)]
 
     def failures(self, round_number: int, clients: Sequence[ClientId]) -> set[ClientId]:
-        """Simulated: who never answers in this round, or too late."""
+        """Return the clients that, in the simulation, never answer in this round or answer too late."""
         random = self._random(_FAILURES, round_number)
         drops = random.random(len(clients)) < self._settings.dropout_rate
         lags = random.random(len(clients)) < self._settings.straggler_rate
         return {client for client, failed in zip(clients, drops | lags, strict=True) if failed}
 
     def units(self, steps: int) -> int:
-        """What the ledger counts: steps, or rounds where the noise goes on the update."""
+        """Return what the ledger counts: steps, or rounds if the noise goes on the update."""
         return 1 if self._method.release == "update" else steps
 
     def _affordable(self, client: ClientId, state: Mapping[str, Any]) -> int:
@@ -152,14 +168,16 @@ class RoundPlanner:
             learning_rate=learning_rate(settings.schedule, settings.learning_rate, used),
             expected_batch_size=settings.sample_rate * self._smallest,
             weight_concentration=self._concentration,
-            heterogeneity=settings.heterogeneity if len(self._sizes) > 1 else 0.0,  # one client differs from none
+            heterogeneity=settings.heterogeneity
+            if len(self._sizes) > 1
+            else 0.0,  # a single client has nobody to differ from
             curvature=observed.curvature,
             raw_curvature=observed.raw_curvature,
             raw_heterogeneity=observed.raw_heterogeneity,
         )
 
     def _held_to_limits(self, decision: Decision, cohort: Sequence[ClientId], state: Mapping[str, Any]) -> Decision:
-        """τ that at least one of the round's clients can pay for, and would run."""
+        """Cut τ to what at least one client of the round can pay for and accepts."""
         steps = min(decision.local_steps, self._settings.max_local_steps or decision.local_steps)
         steps = min(steps, max(self._settings.client_limits.get(client, steps) for client in cohort))
         limited = steps < decision.local_steps
@@ -169,13 +187,13 @@ class RoundPlanner:
         return replace(decision, local_steps=steps, why=why)
 
     def _steps_left(self, progress: Progress, state: Mapping[str, Any], cohort: Sequence[ClientId]) -> int:
-        """Local steps that the federation can still run: R_c − Σ τ where everybody takes part in every round.
+        """Return the local steps that the federation can still run: R_c − Σ τ if all clients take part in every round.
 
-        Where a share m/N takes part, an average client has run m/N of Σ τ, so R_c N/m are there in all; whoever is
-        drawn more often than that is cut by its own account.
+        If a share m/N takes part, an average client has run m/N of Σ τ, so the federation has R_c N/m steps. A client
+        that is drawn more often is cut by its own account.
         """
         if self._method.release == "update":
-            return _PLENTY  # rounds are what is charged there
+            return _UNLIMITED_STEPS  # rounds are charged, not steps
         most = max(self._affordable(client, state) for client in cohort)
         if self._drawn == len(self._sizes):
             return most
@@ -184,7 +202,7 @@ class RoundPlanner:
         return max(1, budget * len(self._sizes) // self._drawn - progress.local_steps)
 
     def _rounds_possible(self, progress: Progress) -> int:
-        """R_s, or fewer where traffic or time will end first."""
+        """Return R_s, or fewer rounds if traffic or time ends first."""
         settings, possible = self._settings, self._settings.max_rounds
         if settings.traffic_limit is not None:
             possible = min(possible, progress.round + (settings.traffic_limit - progress.bytes) // self.round_bytes)
@@ -194,7 +212,7 @@ class RoundPlanner:
         return int(max(possible, progress.round + 1))
 
     def _learning_rates(self, situation: Situation, local_steps: int) -> tuple[float, ...]:
-        """η of each step of the round: progress is the share used up of the scarcer budget, steps or rounds."""
+        """Return η of each step of the round. It falls with the used share of the scarcer budget, steps or rounds."""
         settings = self._settings
 
         def used(step: int) -> float:
@@ -208,7 +226,7 @@ class RoundPlanner:
     ) -> ClientPlan:
         numbers = self._method.numbers(observed.method_state, client)
         rates = rates[: self._settings.client_limits.get(client)]
-        if self._method.release == "step":  # each client's own account has the last word
+        if self._method.release == "step":  # each client's own account decides
             rates = rates[: self._affordable(client, observed.method_state)]
         return ClientPlan(
             client=client,
@@ -234,14 +252,14 @@ class RoundPlanner:
 
 
 def _share_used(rounds: float, max_rounds: int, steps: int, max_steps: int) -> float:
-    """Of the scarcer budget, by which step sizes fall."""
+    """Return the used share of the scarcer budget."""
     return min(1.0, max(rounds / max_rounds, steps / max_steps))
 
 
 def _check_policy(policy: object) -> None:
-    """One of the user's own may lack what the loop asks for."""
-    missing = [name for name in _OF_A_POLICY if not hasattr(policy, name)]
+    """Refuse a policy that lacks what the loop needs."""
+    missing = [name for name in _POLICY_ATTRIBUTES if not hasattr(policy, name)]
     if missing:
         raise ConfigError(
-            f"the policy {type(policy).__name__} has no {', '.join(missing)}; alidpfl.policies.Policy says what that is"
+            f"the policy {type(policy).__name__} has no {', '.join(missing)}; see alidpfl.policies.Policy"
         )

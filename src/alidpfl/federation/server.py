@@ -1,4 +1,4 @@
-"""The server's step: refuse bad updates, average the rest, move the model. It trusts no client."""
+"""The server's step: reject bad updates, average the rest, move the model. It trusts no client."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,18 @@ class ServerSettings:
     """How updates become the next model. The default is plain federated averaging."""
 
     momentum: float = 0.0
-    """Heavy ball on the mean update; 0 switches it off."""
+    """Heavy-ball momentum of the mean update; 0 for none."""
     averaging: float = 0.0
-    """Exponential moving average of the model for evaluation and release: weight of the past; 0 switches it off."""
+    """Weight of the past in the moving average that is evaluated and released; 0 for none."""
     quorum: float = 0.5
-    """Least share of a round's clients whose updates must arrive for the model to move."""
+    """Share of a round's updates that must arrive for the model to move."""
     max_client_weight: float = 1.0
     """Cap on one client's share of the average."""
     weight_exponent: float = 1.0
-    """A client's share goes with its number of records to this power.
+    """A client's share is its number of records to this power.
 
-    Every client adds the same noise to its sum. 1 counts every record alike; towards 2, small clients, whose sums are
-    mostly noise, count for less, and so do their records.
+    Every client adds the same noise to its sum, so the sums of small clients are mostly noise. 1 counts every record
+    alike; with 2, small clients and their records count for less.
     """
 
     def __post_init__(self) -> None:
@@ -41,14 +41,14 @@ class ServerSettings:
         checks.real("weight_exponent", self.weight_exponent, low=0, high=2, rule="must be in [0, 2]")
 
     def least_updates(self, num_clients: int) -> int:
-        """How many updates of a round of `num_clients` make a quorum: also so many that none exceeds the cap."""
+        """Return how many of `num_clients` updates make a quorum. With so many, no client exceeds the cap."""
         for_the_cap = min(math.ceil(1 / self.max_client_weight), num_clients)
         return max(math.ceil(self.quorum * num_clients), for_the_cap)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState:
-    """The model and what the server remembers beside it."""
+    """The model, and the server's momentum and average."""
 
     params: Tensor
     velocity: Tensor | None = None
@@ -56,13 +56,13 @@ class ServerState:
     num_averaged: int = 0
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """Return the tensors that a checkpoint needs."""
         named = {"params": self.params, "velocity": self.velocity, "average": self.average}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], num_averaged: int) -> "ServerState":
-        """From what `tensors` gave."""
+        """Rebuild the state from what `tensors` returned."""
         return cls(
             params=tensors["params"],
             velocity=tensors.get("velocity"),
@@ -71,7 +71,7 @@ class ServerState:
         )
 
     def released(self, settings: ServerSettings) -> Tensor:
-        """The weights to evaluate and hand out."""
+        """Return the weights to evaluate and release."""
         if self.average is None:
             return self.params
         # An average that starts at zero is too small by this factor (as in Adam).
@@ -79,10 +79,16 @@ class ServerState:
 
 
 def reason_to_reject(update: ClientUpdate, plan: ClientPlan, before: Tensor, num_records: int) -> str | None:
-    """Why the server must not average this update; None if it may.
+    """Return why the server must not average this update, or None.
 
-    Every message is made of public numbers. The limit on the size is one that no honest client can cross, so that it
-    says nothing about the data.
+    Every reason is made of public numbers. No honest client can cross the limit on the size, so a rejection says
+    nothing about the data.
+
+    Args:
+        update: what the client sent.
+        plan: what it was asked to do.
+        before: the weights that it started from.
+        num_records: the client's number of records.
     """
     params = update.params
     if params.shape != before.shape or params.dtype != before.dtype:
@@ -96,7 +102,7 @@ def reason_to_reject(update: ClientUpdate, plan: ClientPlan, before: Tensor, num
 
 
 def largest_honest_update(plan: ClientPlan, num_params: int, num_records: int) -> float:
-    """Longest update that the plan can give: every record in every batch at norm C, and all of the noise."""
+    """Return the longest update that the plan can give: every record in every batch at norm C, plus the noise."""
     noise = plan.noise_multiplier * (_NOISE_SPREAD * math.sqrt(num_params) + _NOISE_OFFSET)
     if plan.release == "update":
         return plan.clip_norm * (1 + 2 * noise)
@@ -107,9 +113,18 @@ def largest_honest_update(plan: ClientPlan, num_params: int, num_records: int) -
 def shares(
     sizes: Mapping[ClientId, int], clients: Sequence[ClientId], cap: float, exponent: float = 1.0
 ) -> list[float]:
-    """p_i = |D_i|^a / Σ|D_j|^a over these clients, none above `cap`: what that takes off goes to the others so too.
+    """Return p_i = |D_i|^a / Σ|D_j|^a over these clients, with no share above `cap`.
 
-    Equal shares where the cap is less than those.
+    What the cap takes off goes to the other clients, in proportion. Shares are equal if the cap is below 1/N.
+
+    Args:
+        sizes: number of records of each client.
+        clients: the clients whose updates are averaged.
+        cap: the largest share.
+        exponent: a.
+
+    Returns:
+        Shares in the order of `clients`, which sum to 1.
     """
     if cap * len(clients) <= 1:
         return [1 / len(clients)] * len(clients)
@@ -117,7 +132,7 @@ def shares(
     left, found = 1.0, dict[ClientId, float]()
     waiting = sorted(clients, key=lambda client: -weights[client])  # once one is below the cap, all later ones are
     for number, client in enumerate(waiting):
-        # Summed anew: of a huge weight, taking it off again would leave nothing of the others.
+        # Summed anew each time: subtracting a huge weight from a total would lose the small ones.
         total = sum(weights[other] for other in waiting[number:])
         found[client] = min(cap, left * weights[client] / total)
         left -= found[client]
@@ -126,7 +141,7 @@ def shares(
 
 @torch.no_grad()
 def mean_update(before: Tensor, updates: Sequence[ClientUpdate], weights: Sequence[float]) -> Tensor:
-    """Σ p_i (w_i − w), summed in the order given so that a rerun gives the same bits."""
+    """Return Σ p_i (w_i − w), summed in the order given so that a rerun gives the same bits."""
     total = torch.zeros_like(before)
     for update, weight in zip(updates, weights, strict=True):
         total.add_(update.params - before, alpha=weight)
@@ -135,7 +150,7 @@ def mean_update(before: Tensor, updates: Sequence[ClientUpdate], weights: Sequen
 
 @torch.no_grad()
 def step(state: ServerState, update: Tensor, settings: ServerSettings) -> ServerState:
-    """The next model: w ← w + v, v ← momentum · v + mean update."""
+    """Return the next model: v ← momentum · v + mean update, w ← w + v."""
     velocity = state.velocity
     if settings.momentum:
         velocity = update if velocity is None else velocity * settings.momentum + update

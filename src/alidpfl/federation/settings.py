@@ -1,4 +1,4 @@
-"""The numbers of a federation, and what the loop asks of an engine."""
+"""Settings and progress of a federation, and the protocol of an engine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,10 +17,10 @@ Part: TypeAlias = Literal["test", "validation"]
 
 @dataclass(frozen=True, kw_only=True)
 class FederationSettings:
-    """How long, with whom, and how often to look."""
+    """Rounds, limits, step sizes, and how often to evaluate."""
 
     max_rounds: int
-    """R_s: the most rounds of communication."""
+    """R_s: the maximum number of communication rounds."""
     sample_rate: float
     """q: probability that a record joins a batch, in (0, 1]."""
     learning_rate: float
@@ -28,35 +28,35 @@ class FederationSettings:
     schedule: str = "constant"
     """How η falls: constant, late_decay, linear or cosine."""
     max_local_steps: int | None = None
-    """The most steps of a round; None for no such limit."""
+    """Maximum local steps of a round; None for no limit."""
     client_limits: Mapping[ClientId, int] = field(default_factory=dict)
-    """The most steps of a round that a client would run, of those that say so: nobody's plan follows another's word."""
+    """Maximum local steps per round that each client accepts. Never applied to other clients."""
     clients_per_round: int | None = None
-    """How many take part in a round, drawn at random; None for all."""
+    """Number of clients drawn at random for each round; None for all."""
     heterogeneity: float = 1.0
-    """Γ of Lemma 2: how far clients' optima lie apart, set by hand; 0 for equal clients."""
+    """Γ of Lemma 2: how far the clients' optima lie apart; 0 for equal clients."""
     time_limit: float | None = None
-    """Seconds: the run stops before the round that would cross them."""
+    """Seconds. The run stops before the round that would cross the limit."""
     traffic_limit: int | None = None
-    """Bytes, both directions: likewise."""
+    """Bytes in both directions. The run stops before the round that would cross the limit."""
     dropout_rate: float = 0.0
-    """Simulated: probability that a client never answers in a round."""
+    """Simulated probability that a client never answers in a round."""
     straggler_rate: float = 0.0
-    """Simulated: probability that a client's answer comes too late."""
+    """Simulated probability that a client answers too late."""
     evaluate_every: int = 10
-    """Rounds between two looks at the test set; the last round is always evaluated."""
+    """Rounds between two evaluations. The last round is always evaluated."""
     seed: int = 0
-    """Of everything that the server draws: cohorts and simulated failures."""
+    """Seed of what the server draws: cohorts and simulated failures."""
     shows_private_data: bool = False
-    """True where something else than training shows clients' records, such as the accuracy on some of them."""
+    """True if something besides training shows clients' records, such as the accuracy on some of them."""
     unsafe: frozenset[str] = frozenset()
-    """{"unaccounted-signals"} admits policies that look at un-noised signals."""
+    """{"unaccounted-signals"} admits policies that use un-noised signals."""
 
     def __post_init__(self) -> None:
         self._check_limits()
         for name in ("dropout_rate", "straggler_rate"):
             checks.real(name, getattr(self, name), low=0, below=1, rule="must be in [0, 1)")
-        rule = f"must be greater than 0 and at most {_LARGEST_RATE:g}"  # beyond, float32 ends soon
+        rule = f"must be greater than 0 and at most {_LARGEST_RATE:g}"  # float32 overflows soon beyond it
         checks.real("learning_rate", self.learning_rate, above=0, high=_LARGEST_RATE, rule=rule)
         checks.real("heterogeneity", self.heterogeneity, low=0, rule="must be 0 (equal clients) or more")
         unknown = self.unsafe - {UNACCOUNTED_SIGNALS}
@@ -76,21 +76,27 @@ class FederationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Of a model on data that is not private."""
+    """How good a model is on data that is not private."""
 
     accuracy: float
-    """%."""
+    """In percent."""
     loss: float
 
 
 class Engine(Protocol):
-    """How plans reach clients. Everything else is the same everywhere."""
+    """How plans reach clients. Everything else is the same in every federation."""
 
     def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
-        """Have these clients trained from `params`; the updates that came, in the plans' order."""
+        """Have these clients train from `params`; return the updates that came, in the plans' order."""
 
     def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
-        """Accuracy and loss of these weights; None if there is no such data."""
+        """Return accuracy and loss of these weights, or None if there is no such data."""
+
+    def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
+        """Return about how long training these plans takes; 0 where only the first round can tell."""
+
+    def close(self) -> None:
+        """End processes and connections."""
 
 
 _MANY_PASSES = 100  # over a client's records in one round
@@ -98,35 +104,35 @@ _MANY_PASSES = 100  # over a client's records in one round
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """After the rounds so far. JSON can hold all of it."""
+    """What the rounds so far have used. All of it fits into JSON."""
 
     round: int = 0
-    """Rounds done; the number of the next one."""
+    """Number of finished rounds, which is the number of the next one."""
     local_steps: int = 0
-    """Σ τ."""
+    """Sum of τ over the rounds so far."""
     previous_steps: int = 0
     """τ of the last round."""
     bytes: int = 0
-    """Traffic, both directions."""
+    """Traffic in both directions."""
     seconds: float = 0.0
     slowest_round: float = 0.0
     """Seconds of the slowest round so far."""
     epsilon: float = 0.0
-    """Largest ε of any client so far, from above."""
+    """Upper bound of the largest ε of any client so far."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """The next round, in numbers that are public before it."""
+    """Public numbers about the next round."""
 
     charged_by: Release
-    """What a budget is counted in: steps, or rounds where the noise goes on the update."""
+    """What the budget is counted in: steps, or rounds ("update") if the noise goes on the update."""
     left: int
-    """So many of them a client can pay for."""
+    """How many of them a client can still pay for."""
     local_steps: int
     """τ."""
     sample_rate: float
@@ -134,7 +140,7 @@ class Outlook:
 
     @property
     def warning(self) -> str | None:
-        """Why the round takes very long, if it does: noise that pays for far more steps than there are rounds for.
+        """Why the round takes very long, or None. The noise then pays for far more steps than the rounds need.
 
         >>> Outlook(charged_by="step", left=24, local_steps=4, sample_rate=0.1).warning is None
         True

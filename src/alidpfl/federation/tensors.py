@@ -1,4 +1,4 @@
-"""A model's trained parameters as one vector: what travels, is averaged and is stored."""
+"""A model's trained parameters as one vector, and the arithmetic mode that training runs in."""
 
 import ctypes
 from collections.abc import Iterator, Mapping
@@ -11,18 +11,18 @@ from alidpfl.errors import ConfigError
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters that are trained, by name, in the model's order."""
+    """Return the trained parameters by name, in the model's order."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 @torch.no_grad()
 def flatten(parameters: Mapping[str, Tensor]) -> Tensor:
-    """(num_params,) float32 on the CPU: a copy of all values, each tensor in its logical order."""
+    """Return a copy of all values as one vector, (num_params,) float32 on the CPU."""
     return torch.cat([p.detach().reshape(-1).float().cpu() for p in parameters.values()])
 
 
 def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Views of `vector` in the shapes of `like`."""
+    """Return views of `vector` in the shapes of `like`."""
     if vector.shape != (num_params(like),):
         raise ConfigError(f"the weights have shape {tuple(vector.shape)}, the model needs ({num_params(like)},)")
     parts = vector.split([p.numel() for p in like.values()])
@@ -37,7 +37,7 @@ def load(vector: Tensor, into: Mapping[str, Tensor]) -> None:
 
 
 def num_params(parameters: Mapping[str, Tensor]) -> int:
-    """How many numbers are trained, d."""
+    """Return d, the number of trained values."""
     return sum(p.numel() for p in parameters.values())
 
 
@@ -49,13 +49,13 @@ _LARGEST_THRESHOLD = 32 << 20  # glibc refuses more
 def steady_arithmetic() -> Iterator[None]:
     """Run torch in one thread, without denormal numbers.
 
-    One thread: clients are spread over processes, and sums then have one order whatever the machine. No denormals:
-    arithmetic on them takes a hundred times as long, and a hostile server can choose weights under which a single
-    record meets them, so that the time of a round would tell whether it was drawn.
+    One thread, because clients are spread over processes, and sums must have the same order on every machine. No
+    denormals, because arithmetic on them takes a hundred times as long: a hostile server can choose weights under which
+    a single record meets them, and the time of a round would tell whether it was drawn.
     """
     threads, flushed = torch.get_num_threads(), _flushes_denormals()
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # of this thread only
+    torch.set_flush_denormal(True)  # for this thread only
     try:
         yield
     finally:
@@ -64,14 +64,14 @@ def steady_arithmetic() -> Iterator[None]:
 
 
 def _flushes_denormals() -> bool:
-    """Torch has no question for it."""
+    """Return whether this thread flushes denormals. Torch has no function that tells."""
     return not bool(torch.full((1,), 1e-40).mul(1.0))
 
 
 def keep_heap() -> None:
-    """Have glibc keep freed memory instead of handing it back: a step's buffers are the same every time.
+    """Make glibc keep freed memory, because every step needs the same buffers again.
 
-    Without it a step takes about a third longer. Other C libraries know no `mallopt`, and lose nothing else.
+    Without it a step takes about a third longer. Other C libraries have no `mallopt` and are left alone.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

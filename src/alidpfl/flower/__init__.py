@@ -1,1 +1,1 @@
-"""A deployment on Flower: nodes with vaults, and the server that trains over them."""
+"""Deployments on Flower: nodes with vaults, and the server that trains over them."""

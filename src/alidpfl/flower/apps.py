@@ -1,6 +1,6 @@
-"""The two apps that `flwr run` starts. What they need is imported where it runs: a ClientApp loads no torch.
+"""The two apps that `flwr run` starts. `alidpfl flower init` writes a folder that points here.
 
-`alidpfl flower init` writes the folder whose components point here.
+Each app imports what it needs when it runs, so a ClientApp loads no torch.
 """
 
 from collections.abc import Mapping

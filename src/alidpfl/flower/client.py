@@ -1,8 +1,8 @@
-"""A node's side of Flower: bytes to the vault on this machine, bytes back. No torch, and nothing to decide.
+"""The ClientApp: it relays bytes between the server and the vault on this machine. It loads no torch.
 
-This code comes with whoever submits a run, as all of a ClientApp's does: a limit here would bind only the honest. What
-binds is the vault behind the socket, which the owner of the data set up. So only the node's own configuration says
-where that is; what a run is configured with is never looked at, but for whether it is one of Flower's simulations.
+Whoever submits a run also submits this code, so a limit here would bind only honest organisers. The vault behind the
+socket binds everyone: the owner of the data installed it. So only the node's own configuration says where the vault is.
+From the run's configuration, this module reads only whether the run is a simulation.
 """
 
 import json
@@ -29,17 +29,17 @@ _PAUSE = 0.5
 
 
 class Records(Protocol):
-    """What answers for a node: its vault, or in a simulation a share of the run's own data set."""
+    """Answers for a node: its vault, or a share of the run's data set in a simulation."""
 
     def info(self) -> dict[str, Any]:
-        """What is public."""
+        """Return the public facts about the data set."""
 
     def train_bytes(self, content: bytes) -> bytes:
-        """A round."""
+        """Return the answer to an encoded request."""
 
 
 class _Relay:
-    """A vault that may be starting again, or busy with another run: the same bytes may be sent again at any time."""
+    """A vault that may be restarting or busy. Sending the same bytes again is always safe."""
 
     def __init__(self, settings: Settings) -> None:
         self._socket, self._timeout = str(settings[SOCKET]), float(settings.get(TIMEOUT, _DEFAULT_TIMEOUT))
@@ -64,7 +64,7 @@ class _Relay:
 
 
 def client_app(simulated: Callable[[Settings, int], Records]) -> ClientApp:
-    """A ClientApp; `simulated` makes a partition's records, where there is no vault and the run is a simulation."""
+    """Return the ClientApp. In a simulation, `simulated` makes the records of a partition."""
     app = ClientApp()
 
     @app.query()
@@ -95,16 +95,16 @@ class _NoVaultError(AliDpflError):
 
 
 def _answered(message: Message, work: Callable[[], bytes]) -> Message:
-    """The answer, or why there is none: in words that depend on no record, which is what vaults speak in."""
+    """Return the answer, or the reason why there is none. No reason depends on a record."""
     try:
         return Message(packed(work()), reply_to=message)
     except VaultRefusedError as error:
         failed = refused(error.code, str(error))
     except VaultUnreachableError as error:
-        log(WARNING, "%s", error)  # for the owner: where the socket is, is nobody else's business
-        failed = refused("unreachable", "the node's vault does not answer; the node's log says more")
+        log(WARNING, "%s", error)  # for the owner only: the socket's path is private
+        failed = refused("unreachable", "the node's vault does not answer; see the node's log")
     except _NoVaultError as error:
         failed = refused("no-vault", str(error))
-    except Exception as error:  # a bug, whose text might quote what it should not
+    except Exception as error:  # a bug: its text may quote a record
         failed = refused(RefusalCode.FAILED, f"the node failed with {type(error).__name__}")
     return Message(failed, reply_to=message)

@@ -1,6 +1,6 @@
-"""A run's configuration as Flower carries it: a flat table of texts, numbers and truth values.
+"""A run's configuration as Flower carries it, a flat table of scalars; and the app folder that holds it.
 
-Keys with a point are those of `alidpfl run` ("privacy.epsilon"); those without are about nodes and waiting.
+Keys with a point are the settings of `alidpfl run`, such as "privacy.epsilon". The others concern nodes and waiting.
 """
 
 import json
@@ -19,9 +19,17 @@ from alidpfl.store.files import disk_errors
 
 Scalar = bool | int | float | str
 
+_APPS = {"serverapp": "alidpfl.flower.apps:server", "clientapp": "alidpfl.flower.apps:client"}
+_HEADER = """\
+# Made by `alidpfl flower init`. docs/how-to/deploy.md and docs/reference/configuration.md explain the keys below
+# [tool.flwr.app.config].
+# Change one for a single run with: flwr run . <superlink> --run-config 'privacy.epsilon=1'
+# Flower accepts only keys that stand below. Add other keys here, or write a new folder with `alidpfl flower init --set`.
+"""
+
 
 class FlowerOptions(BaseModel):
-    """What a run over nodes needs beside its configuration."""
+    """The settings that only a run over nodes has."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -31,22 +39,22 @@ class FlowerOptions(BaseModel):
         populate_by_name=True,
     )
 
-    out: str = Field(description="Folder of the run on the server, a full path; submitted again, the run goes on.")
+    out: str = Field(description="Run directory on the server, an absolute path. Submitting again continues the run.")
     nodes: int = Field(ge=1, description="Nodes to wait for; `alidpfl flower init` takes data.clients.")
-    min_nodes: int = Field(0, ge=0, description="Nodes to begin with when the wait is over; 0: all of them.")
+    min_nodes: int = Field(0, ge=0, description="Least number of nodes to begin with after the wait; 0: all of them.")
     wait_for_nodes: float = Field(300.0, gt=0, le=86_400, description="Seconds to wait for nodes, before every round.")
     round_timeout: float = Field(600.0, gt=0, le=86_400, description="Seconds to wait for a round's answers.")
-    evaluate: bool = Field(True, description="Look at the test set of data.name on the server; false: it has none.")
+    evaluate: bool = Field(True, description="Evaluate on the server's test set of data.name; false: it has none.")
     simulation: bool = Field(False, description="Flower's simulator: nodes without vaults train on data.name, seeded.")
 
     @property
     def least_nodes(self) -> int:
-        """Nodes to begin with."""
+        """Least number of nodes to begin with."""
         return self.min_nodes or self.nodes
 
 
 def to_run_config(config: Config, options: FlowerOptions) -> dict[str, Scalar]:
-    """The flat table. What Flower's has no form for, lists and tables, becomes a text of JSON."""
+    """Return the flat table. Flower has no lists and tables, so they become JSON texts."""
     flat: dict[str, Scalar] = dict(options.model_dump(by_alias=True))
     for section, values in config.to_dict().items():
         for key, value in values.items():
@@ -55,19 +63,25 @@ def to_run_config(config: Config, options: FlowerOptions) -> dict[str, Scalar]:
 
 
 def from_run_config(values: Mapping[str, Scalar]) -> tuple[Config, FlowerOptions]:
-    """Back from `to_run_config`, checked."""
-    sections: dict[str, dict[str, Any]] = {}
+    """Return the checked configuration in a flat table. This is the inverse of `to_run_config`."""
+    own, sections = _split(values)
+    options = _options(own)
+    if not Path(options.out).is_absolute():
+        raise ConfigError(f"out={options.out!r} must be an absolute path: Flower chooses where the ServerApp starts")
+    return parse_config({name: {k: _value(v) for k, v in keys.items()} for name, keys in sections.items()}), options
+
+
+def _split(values: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, dict[str, Scalar]]]:
+    """Return the keys without a point, and the others by section."""
     own: dict[str, Scalar] = {}
+    sections: dict[str, dict[str, Scalar]] = {}
     for name, value in values.items():
         section, point, key = name.partition(".")
         if point:
-            sections.setdefault(section, {})[key] = _value(value)
+            sections.setdefault(section, {})[key] = value
         else:
             own[name] = value
-    options = _options(own)
-    if not Path(options.out).is_absolute():
-        raise ConfigError(f"out={options.out!r} must be a full path: where the ServerApp starts is Flower's to decide")
-    return parse_config(sections), options
+    return own, sections
 
 
 def _options(values: Mapping[str, Scalar]) -> FlowerOptions:
@@ -87,42 +101,21 @@ def _value(value: Scalar) -> Any:
         return value
 
 
-_HEADER = """\
-# Made by `alidpfl flower init`; docs/how-to/deploy.md and docs/reference/configuration.md explain the keys below [tool.flwr.app.config].
-# Change one for a single run with: flwr run . <superlink> --run-config 'privacy.epsilon=1'
-# Flower takes only keys that stand below. Add any other here, or write another folder with `alidpfl flower init --set`.
-"""
-
-
 def write_app_folder(folder: Path, config: Config, options: FlowerOptions) -> Path:
-    """Write `pyproject.toml` into a folder that has none yet."""
+    """Write the `pyproject.toml` of a run and return its path. A folder that has one is refused."""
     path = folder / "pyproject.toml"
+    own, sections = _split(to_run_config(config, options))
+    project = {
+        "name": "alidpfl-run",
+        "version": __version__,
+        "description": "Differentially private federated training, by alidpfl",
+        "license": "Apache-2.0",
+        "dependencies": [],
+    }
+    app = {"publisher": "alidpfl", "components": _APPS, "config": {**own, **sections}}
     with disk_errors("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
             raise ConfigError(f"{path} exists: edit it, or give another folder")
-        path.write_text(_HEADER + to_toml(_project(config, options)), encoding="utf-8")
+        path.write_text(_HEADER + to_toml({"project": project, "tool": {"flwr": {"app": app}}}), encoding="utf-8")
     return path
-
-
-def _project(config: Config, options: FlowerOptions) -> dict[str, object]:
-    settings: dict[str, object] = {}
-    for name, value in to_run_config(config, options).items():
-        section, point, key = name.partition(".")
-        if point:
-            table = settings.setdefault(section, {})
-            assert isinstance(table, dict)  # noqa: S101 - for the type checker
-            table[key] = value
-        else:
-            settings[name] = value
-    apps = {"serverapp": "alidpfl.flower.apps:server", "clientapp": "alidpfl.flower.apps:client"}
-    return {
-        "project": {
-            "name": "alidpfl-run",
-            "version": __version__,
-            "description": "Differentially private federated training, by alidpfl",
-            "license": "Apache-2.0",
-            "dependencies": [],
-        },
-        "tool": {"flwr": {"app": {"publisher": "alidpfl", "components": apps, "config": settings}}},
-    }

@@ -1,10 +1,9 @@
-"""The engine of a deployment: plans go to vaults behind nodes. Waits are bounded, and no answer is trusted."""
+"""The engine of a deployment: it sends plans to the vaults behind nodes. Waits are bounded, and no answer is trusted."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from alidpfl.errors import NodesMissingError
@@ -14,17 +13,17 @@ from alidpfl.privacy.client_ledger import CappedLedger
 from alidpfl.simulation.engine import Simulation
 from alidpfl.types import ClientPlan, ClientUpdate
 from alidpfl.vault import messages
-from alidpfl.vault.messages import NoisedUpdate, RoundAnswer, RoundRequest, Shapes, Weights
+from alidpfl.vault.messages import RoundAnswer, RoundRequest, Shapes
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError
 
 _POLL_SECONDS = 0.5
-_GRACE_SECONDS = 15.0  # for the rest of the nodes, once there is a quorum
+_GRACE_SECONDS = 15.0  # for the other nodes, once there is a quorum
 _PATIENCE = 3  # rounds in a row without a quorum
-_OFFLINE = Failure(code="offline", reason="the node is not there")
+_OFFLINE = Failure(code="offline", reason="the node is offline")
 
 
 class VaultEngine:
-    """Sends a round to its clients' vaults and opens what comes back."""
+    """Sends a round to its clients' vaults and reads their answers."""
 
     def __init__(
         self,
@@ -43,22 +42,22 @@ class VaultEngine:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Nothing is sent yet.
+        """Keep the parts; nothing is sent yet.
 
         Args:
-            link: to the nodes.
+            link: the connection to the nodes.
             members: the run's clients, by number.
-            run: name of the run, the same after a resume: by it and the round's number vaults know a repeated question.
-            method: of the local loss.
-            options: of the method, where its loss has some.
-            shapes: of the trained parameters.
-            ledger: is told what vaults say is left.
-            evaluator: evaluates on public data; None if there are none.
-            least_updates: how many answers make a quorum of a round.
-            round_timeout: seconds for a round's answers to come.
-            wait_for_nodes: seconds for a quorum of nodes to be there.
-            clock: seconds.
-            sleep: waits.
+            run: name of the run, also after a resume. Vaults know a repeated request by it and the round's number.
+            method: method of the local loss.
+            options: options of the method, if its loss has any.
+            shapes: shapes of the trained parameters.
+            ledger: is capped to what the vaults say is left.
+            evaluator: evaluates on public data; None if there is none.
+            least_updates: returns the quorum for a number of clients.
+            round_timeout: seconds to wait for a round's answers.
+            wait_for_nodes: seconds to wait for a quorum of nodes.
+            clock: returns the time in seconds.
+            sleep: waits for some seconds.
         """
         self._link, self._members, self._run = link, members, run
         self._method, self._options, self._shapes = method, options, shapes
@@ -69,29 +68,30 @@ class VaultEngine:
         self._failed_rounds = 0
 
     def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
-        """Nobody knows how fast the owners' machines are before the first round: 0."""
+        """Return 0: before the first round, nobody knows how fast the owners' machines are."""
         return 0.0
 
     def close(self) -> None:
-        """End what evaluates."""
+        """Close the evaluator."""
         if self._evaluator is not None:
             self._evaluator.close()
 
     def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
-        """On the server's public data, if it has any."""
+        """Evaluate on the server's public data; None if it has none."""
         return None if self._evaluator is None else self._evaluator.evaluate(params, part)
 
     def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
-        """Ask the plans' clients; the updates that came in time and can be read, in the plans' order."""
+        """Return the updates that came in time and can be read, in the order of the plans."""
         online = self._await_quorum(plans)
         weights = messages.named(params.numpy(), self._shapes)
         asked = {plan.client: self._request(plan) for plan in plans if self._members[plan.client].node in online}
         contents = {self._members[c].node: messages.encode(request, weights) for c, request in asked.items()}
+        digests = {client: messages.request_digest(request, weights) for client, request in asked.items()}
         answers = self._link.ask("train", contents, self._round_timeout)
         updates = []
         for plan in plans:
             answer = answers.get(self._members[plan.client].node, _OFFLINE)
-            update = self._opened(plan, answer, asked.get(plan.client), weights)
+            update = answer if isinstance(answer, Failure) else self._opened(plan, answer, digests.get(plan.client))
             if isinstance(update, Failure):
                 self._note(plan, update)
             else:
@@ -100,11 +100,10 @@ class VaultEngine:
         return updates
 
     def _request(self, plan: ClientPlan) -> RoundRequest:
-        request: RoundRequest = RoundRequest.of_plan(plan, run=self._run, method=self._method, options=self._options)
-        return request
+        return RoundRequest.of_plan(plan, run=self._run, method=self._method, options=self._options)
 
     def _await_quorum(self, plans: Sequence[ClientPlan]) -> set[int]:
-        """Nodes that are there. Without a quorum nothing is asked: a round that cannot count would only cost."""
+        """Return the nodes that are online. Without a quorum nothing is asked: the round would cost and not count."""
         wanted, started = {self._members[plan.client].node for plan in plans}, self._clock()
         least = self._least_updates(len(plans))
         while True:
@@ -113,65 +112,36 @@ class VaultEngine:
                 return online
             if waited >= max(self._wait_for_nodes, _GRACE_SECONDS):
                 raise NodesMissingError(
-                    f"{len(online)} of {len(wanted)} nodes are there and {least} are needed: nothing was asked of them "
-                    f"in round {plans[0].round + 1}; see to the others and submit the run again, it goes on from here"
+                    f"{len(online)} of {len(wanted)} nodes are online and {least} are needed: nothing was asked of "
+                    f"them in round {plans[0].round + 1}; start the others and submit the run again to continue it"
                 )
             self._sleep(_POLL_SECONDS)
 
-    def _opened(
-        self, plan: ClientPlan, answer: bytes | Failure, asked: RoundRequest | None, weights: Weights
-    ) -> ClientUpdate | Failure:
-        if isinstance(answer, Failure) or asked is None:
-            return answer if isinstance(answer, Failure) else Failure(code="unasked", reason="it was not asked")
+    def _opened(self, plan: ClientPlan, answer: bytes, digest: str | None) -> ClientUpdate | Failure:
         if len(answer) > self._most_bytes:
             return Failure(code=RefusalCode.TOO_LARGE, reason=f"the answer has more than {self._most_bytes} bytes")
         try:
-            told, trained = messages.decode_answer(answer)
+            told, update = messages.decode_update(answer, plan, self._shapes)
         except VaultRefusedError as error:
             return Failure(code=error.code, reason=str(error))
-        if (problem := self._problem(plan, asked, weights, told, trained)) is not None:
+        if (problem := self._problem(plan, told, digest)) is not None:
             return Failure(code="lie", reason=problem)
         self._ledger.cap(plan.client, told.steps_left)
-        return self._update(plan, told, trained)
+        return update
 
-    def _problem(
-        self, plan: ClientPlan, asked: RoundRequest, weights: Weights, told: RoundAnswer, trained: Weights
-    ) -> str | None:
-        """What an honest vault never says. Whether the weights are plausible is the loop's to judge."""
-        if told.request != messages.request_digest(asked, weights):
+    def _problem(self, plan: ClientPlan, told: RoundAnswer, digest: str | None) -> str | None:
+        """Return what no honest vault says. The loop judges whether the weights are plausible."""
+        if told.request != digest:
             return "the answer is to another request"
         if told.num_records != (size := self._members[plan.client].num_records):
             return f"it has {told.num_records} records now, and had {size} when the run began"
         if not 1 <= told.steps <= plan.steps:
-            return f"{told.steps} steps were run where {plan.steps} were asked for"
-        shapes = {name: tuple(values.shape) for name, values in trained.items()}
-        if shapes != dict(self._shapes):
-            return "the weights have other names or shapes than the model"
-        if any(values.dtype != "float32" for values in trained.values()):
-            return "the weights are not float32"
+            return f"it ran {told.steps} steps, and {plan.steps} were asked for"
         return None
-
-    def _update(self, plan: ClientPlan, told: RoundAnswer, trained: Weights) -> ClientUpdate:
-        """Only signals that were asked for, and finite ones."""
-        signals = plan.signals
-        update = NoisedUpdate(
-            params=messages.flat(trained, self._shapes),
-            secants=told.secants if "secants" in signals else None,
-            gradient_norm=told.gradient_norm if "gradient_norm" in signals else None,
-            raw=told.raw if "raw" in signals else None,
-        )
-        return ClientUpdate(
-            client=plan.client,
-            params=torch.from_numpy(update.params),
-            secants=update.secants,
-            gradient_norm=update.gradient_norm,
-            raw=update.raw,
-            steps=None if told.steps == plan.steps else told.steps,
-        )
 
     def _note(self, plan: ClientPlan, failure: Failure) -> None:
         self._link.tell(f"round {plan.round + 1}: client {plan.client} is left out: {failure.code}: {failure.reason}")
-        if failure.code == RefusalCode.BUDGET:  # its own account has the last word
+        if failure.code == RefusalCode.BUDGET:  # the vault's own account decides
             self._ledger.cap(plan.client, 0)
 
     def _count_failures(self, arrived: int, asked: int) -> None:
@@ -179,5 +149,5 @@ class VaultEngine:
         if self._failed_rounds >= _PATIENCE:
             raise NodesMissingError(
                 f"{_PATIENCE} rounds in a row had fewer than {self._least_updates(asked)} answers of {asked}; the log "
-                "says why. Submit the run again once that is mended: it goes on from here"
+                "says why. Repair that and submit the run again to continue it"
             )

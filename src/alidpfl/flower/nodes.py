@@ -1,4 +1,4 @@
-"""Who takes part in a deployment: nodes, each with a vault behind it. What they say of themselves is not trusted."""
+"""The nodes of a deployment, each with a vault behind it. Nothing that a node says about itself is trusted."""
 
 import time
 from collections import Counter
@@ -14,7 +14,7 @@ from alidpfl.types import Release
 NodeId: TypeAlias = int
 Question: TypeAlias = Literal["info", "train"]
 
-MOST_RECORDS = 1 << 40
+_MOST_RECORDS = 1 << 40
 _POLL_SECONDS = 0.5
 _LONGEST_REASON = 300
 _LONGEST_INTRODUCTION = 1 << 20  # bytes: 10,000 parameters with long names
@@ -23,30 +23,30 @@ _SECONDS_TO_INTRODUCE = 90.0  # the node's process starts, and its vault may sti
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A node that was asked and gave no answer."""
+    """The reason why a node gave no answer."""
 
     code: str
-    """A vault's `RefusalCode`, or what went wrong on the way."""
+    """A vault's `RefusalCode`, or a problem on the way."""
     reason: str
-    """For a log and a terminal, and maybe by a node that lies: cut short, printable characters only."""
+    """A text for a log or a terminal. A lying node may have written it, so it is cut and printable."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", printable(self.reason, _LONGEST_REASON))
 
 
 class Link(Protocol):
-    """How questions reach nodes."""
+    """A connection to the nodes."""
 
     def online(self) -> set[NodeId]:
-        """The nodes that are there now."""
+        """Return the nodes that are online now."""
 
     def ask(
         self, question: Question, contents: Mapping[NodeId, bytes], seconds: float
     ) -> dict[NodeId, bytes | Failure]:
-        """Ask all at once; every node has an answer or a failure when `seconds` have passed, or earlier."""
+        """Ask all nodes at once. After at most `seconds`, every node has an answer or a failure."""
 
     def tell(self, text: str) -> None:
-        """A line for the log."""
+        """Write a line to the log."""
 
 
 class _Told(BaseModel):
@@ -66,10 +66,10 @@ class _Limits(_Told):
 
 
 class VaultInfo(_Told):
-    """What a vault makes public. Checked for form only: it may be a lie."""
+    """What a vault makes public. Only its form is checked: it may be a lie."""
 
     vault: str = Field(min_length=1, max_length=64)
-    num_records: int = Field(ge=1, le=MOST_RECORDS)
+    num_records: int = Field(ge=1, le=_MOST_RECORDS)
     num_classes: int = Field(ge=2, le=1_000_000)
     input_shape: tuple[int, ...] = Field(max_length=8)
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = Field(max_length=10_000)
@@ -83,7 +83,7 @@ class Introduction(_Told):
 
     info: VaultInfo
     partition: int | None = Field(None, ge=0)
-    """By the node's own configuration: how the owner wants it numbered."""
+    """The client number that the node's own configuration asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,21 +97,21 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A client of a run. Fixed when the run begins: whatever the node says later, its number and size stay."""
+    """A client of a run. Its number and size are fixed when the run begins, whatever the node says later."""
 
     node: NodeId
     vault: str
     num_records: int
     most_steps: int
-    """That its vault runs in a round."""
+    """Largest number of steps that its vault runs in a round."""
 
     def to_json(self) -> dict[str, Any]:
-        """For the run's directory. Node ids have 64 bits, more than some JSON readers keep."""
+        """Return plain values. A node id has 64 bits, more than some JSON readers keep, so it becomes a text."""
         return {**asdict(self), "node": str(self.node)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Member":
-        """Back from what `to_json` gave."""
+        """Return the member that `to_json` wrote."""
         return cls(**{**values, "node": int(values["node"])})
 
 
@@ -123,7 +123,18 @@ def gather(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[NodeId, Node]:
-    """Ask every node that turns up to introduce itself, until `is_enough` or `seconds` have passed."""
+    """Ask every node that comes online to introduce itself.
+
+    Args:
+        link: the connection to the nodes.
+        is_enough: says whether the nodes so far are enough.
+        seconds: how long to wait for enough nodes.
+        clock: returns the time in seconds.
+        sleep: waits for some seconds.
+
+    Returns:
+        The nodes that introduced themselves. A node that failed twice is left out.
+    """
     end, found, failed = clock() + seconds, dict[NodeId, Node](), Counter[NodeId]()
     while True:
         new = sorted(link.online() - found.keys() - {node for node, times in failed.items() if times > 1})
@@ -133,7 +144,7 @@ def gather(
             introduced = _introduced(node, answer)
             if isinstance(introduced, Node):
                 found[node] = introduced
-            else:  # once more: its vault may have been starting
+            else:  # it is asked once more, because its vault may have been starting
                 failed[node] += 1
                 link.tell(f"node {node} is left out: {introduced.code}: {introduced.reason}")
         if is_enough(found) or clock() >= end:
@@ -145,7 +156,7 @@ def _introduced(node: NodeId, answer: bytes | Failure) -> Node | Failure:
     if isinstance(answer, Failure):
         return answer
     if len(answer) > _LONGEST_INTRODUCTION:
-        return Failure(code="too-large", reason=f"it introduced itself in {len(answer)} bytes")
+        return Failure(code="too-large", reason=f"its introduction has {len(answer)} bytes")
     try:
         told = Introduction.model_validate_json(answer)
     except ValidationError as error:
@@ -155,10 +166,10 @@ def _introduced(node: NodeId, answer: bytes | Failure) -> Node | Failure:
 
 
 def numbered(nodes: Sequence[Node], tell: Callable[[str], None]) -> list[Node]:
-    """In the order of the clients: by partition where the owner gave one, else by node id.
+    """Return the nodes in the order of the clients: by partition if the owner gave one, otherwise by node id.
 
-    A vault's name is its node's word: where several say that they have the same, nobody knows whose it is, and all are
-    left out.
+    A vault's name is only what its node says. If several nodes give the same name, nobody knows which one is right, so
+    all of them are left out.
     """
     ordered = sorted(nodes, key=lambda node: (node.partition is None, node.partition or 0, node.node))
     having: dict[str, list[NodeId]] = {}
@@ -167,14 +178,14 @@ def numbered(nodes: Sequence[Node], tell: Callable[[str], None]) -> list[Node]:
     for vault, several in having.items():
         if len(several) > 1:
             told = ", ".join(map(str, several))
-            tell(f"nodes {told} are left out: they say that they have the same vault, {vault!r}; stop all but its own")
+            tell(f"nodes {told} are left out: they give the same name of a vault, {vault!r}; stop the wrong ones")
     return [node for node in ordered if len(having[node.info.vault]) == 1]
 
 
 def found_again(members: Sequence[Member], nodes: Mapping[NodeId, Node]) -> list[Member]:
-    """The same clients for a run that goes on: by node id, and a node with a new id by the name of its vault.
+    """Return the clients of a resumed run. They are found by node id, or by the vault's name if the id is new.
 
-    Of several new nodes with one name, none: see `numbered`.
+    If several new nodes give the same name, none of them is taken; see `numbered`.
     """
     taken = {member.node for member in members} & nodes.keys()
     new = [node for node in nodes.values() if node.node not in taken]
@@ -187,13 +198,13 @@ def found_again(members: Sequence[Member], nodes: Mapping[NodeId, Node]) -> list
 
 
 def most_common_task(nodes: Sequence[Node]) -> tuple[tuple[int, ...], int]:
-    """Shape of an input and number of classes as most nodes have them; NodesMissingError if they are divided."""
+    """Return the input shape and number of classes of most nodes. Raise NodesMissingError if there is a tie."""
     counted = Counter((node.info.input_shape, node.info.num_classes) for node in nodes).most_common(2)
     if not counted:
         raise NodesMissingError("no node has introduced itself; start SuperNodes with a vault-socket and submit again")
     if len(counted) > 1 and counted[0][1] == counted[1][1]:
         raise NodesMissingError(
-            f"the nodes are divided over what an input is: {counted[0][0]} or {counted[1][0]}; set evaluate=true, so "
-            "that the run's own data set decides"
+            f"as many nodes have inputs and classes {counted[0][0]} as {counted[1][0]}; set evaluate=true, so that the "
+            "run's own data set decides"
         )
     return counted[0][0]

@@ -1,11 +1,11 @@
-"""A run over nodes with vaults: the same loop, directory and accounts as a simulated one. Imports no Flower."""
+"""A run over nodes with vaults. It has the same loop, run directory and accounts as a simulated run. No Flower here."""
 
 import functools
 import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,19 @@ from alidpfl.privacy.client_ledger import CappedLedger
 from alidpfl.reporting.tables import rounded_up
 from alidpfl.runs.data import evaluation_data, load_data
 from alidpfl.runs.execute import Listener, Outcome, execute, resume
-from alidpfl.runs.prepare import Parts, Prepared, build_model, make_parts, make_settings, uncovered_signals, weakness_of
+from alidpfl.runs.prepare import Parts, Prepared, build_model, make_parts, make_settings, uncovered_signals
 from alidpfl.simulation.engine import Simulation
 from alidpfl.simulation.runner import SimulationData
 from alidpfl.store import RunDirectory
 from alidpfl.types import RoundRecord
+from alidpfl.vault.messages import Shapes
 from alidpfl.vault.policy import SEEDED_NOISE
+
+_Tell = Callable[[str], None]
 
 
 def run_over_nodes(link: Link, run_config: Mapping[str, Scalar]) -> Outcome:
-    """A new run, or the one in the folder `out` from where it stopped."""
+    """Start a run, or continue the one in the directory `out`."""
     config, options = from_run_config(run_config)
     out = Path(options.out)
 
@@ -52,12 +55,26 @@ def run_over_nodes(link: Link, run_config: Mapping[str, Scalar]) -> Outcome:
 
 
 def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, directory: RunDirectory) -> Prepared:
-    """Find the nodes, fix who is which client, and put the run together."""
+    """Find the nodes, number them as clients, and build the run.
+
+    Args:
+        config: the run's configuration.
+        options: the settings of a run over nodes.
+        link: the connection to the nodes.
+        directory: the run directory. It names the clients of a run that is continued.
+
+    Returns:
+        The run, ready for its first or next round.
+
+    Raises:
+        ConfigError: nodes cannot run this configuration.
+        NodesMissingError: too few nodes fit the run.
+    """
     parts = make_parts(config)
     refuse_what_nodes_cannot(config, options, parts.method)
     dataset = load_data(config) if options.evaluate else None
-    kept = directory.members() if RunDirectory.is_run(directory.path) else None  # a killed start leaves some behind
-    tell = _once(link.tell)
+    kept = directory.members() if RunDirectory.is_run(directory.path) else None  # a killed start may leave a file
+    tell = functools.cache(link.tell)  # each line once, although the nodes are checked whenever one comes
     wanted = _Wanted(config, parts, dataset, tell)
     nodes = _present(options, link, wanted, _known(kept))
     model = wanted.model(task := wanted.task(nodes))
@@ -65,8 +82,31 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
     members = _clients(fitting, kept, options, tell)
     run = kept["run"] if kept else secrets.token_hex(8)
     evaluator = None if dataset is None else _evaluator(config, dataset, model, parts.method)
-    way = _Way(link=link, run=run, members=members, evaluator=evaluator, options=options)
-    federation = _federation(config, parts, model, way)
+    ledger = CappedLedger(parts.ledger)
+    engine = VaultEngine(
+        link=link,
+        members=members,
+        run=run,
+        method=config.method.name,
+        options=config.method.options if config.method.name == "pe_dpfl" else None,  # the other losses have none
+        shapes=_shapes(model),
+        ledger=ledger,
+        evaluator=evaluator,
+        least_updates=parts.server_settings.least_updates,
+        round_timeout=options.round_timeout,
+        wait_for_nodes=options.wait_for_nodes,
+    )
+    limits = {client: member.most_steps for client, member in enumerate(members)}
+    federation = Federation(
+        model=model,
+        engine=engine,
+        sizes=[member.num_records for member in members],
+        method=parts.method,
+        policy=parts.policy,
+        ledger=ledger,
+        settings=replace(make_settings(config, shows_private_data=False), client_limits=limits),
+        server_settings=parts.server_settings,
+    )
     # Last: a run that never began must not bind the next attempt to its nodes.
     directory.write_members({"run": run, "clients": [member.to_json() for member in members]})
     return Prepared(
@@ -76,100 +116,53 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         task=task,
         clients=_fingerprint(members),
         uncovered=uncovered_signals(parts.policy),
-        weakness=weakness_of(config, min(member.num_records for member in members)),
+        weakness=config.budget.weakness(min(member.num_records for member in members)),
         warnings=(),
         records="in vaults",
         randomness="seeded" if any(SEEDED_NOISE in node.info.unsafe for node in fitting) else "secure",
-        repeats_rounds=True,  # a vault keeps what it answered
+        repeats_rounds=True,  # a vault keeps its answers
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Way:
-    """How plans reach the clients of this run."""
-
-    link: Link
-    run: str
-    members: Sequence[Member]
-    evaluator: Simulation | None
-    options: FlowerOptions
-
-
-def _federation(config: Config, parts: Parts, model: nn.Module, way: _Way) -> Federation:
-    ledger = CappedLedger(parts.ledger)
-    engine = VaultEngine(
-        link=way.link,
-        members=way.members,
-        run=way.run,
-        method=config.method.name,
-        options=config.method.options if config.method.name == "pe_dpfl" else None,  # the others' losses have none
-        shapes=_shapes(model),
-        ledger=ledger,
-        evaluator=way.evaluator,
-        least_updates=parts.server_settings.least_updates,
-        round_timeout=way.options.round_timeout,
-        wait_for_nodes=way.options.wait_for_nodes,
-    )
-    return Federation(
-        model=model,
-        engine=engine,
-        sizes=[member.num_records for member in way.members],
-        method=parts.method,
-        policy=parts.policy,
-        ledger=ledger,
-        settings=replace(
-            make_settings(config, shows_private_data=False),
-            client_limits={client: member.most_steps for client, member in enumerate(way.members)},
-        ),
-        server_settings=parts.server_settings,
-    )
-
-
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+def _shapes(model: nn.Module) -> Shapes:
     return {name: tuple(values.shape) for name, values in trained(model).items()}
 
 
 class _Wanted:
-    """What a node must fit: the run's model, for the run's own data set or else for what most nodes have."""
+    """What a node must fit: the run's model, for the run's own data set or for the inputs that most nodes have."""
 
-    def __init__(self, config: Config, parts: Parts, dataset: Dataset | None, tell: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, parts: Parts, dataset: Dataset | None, tell: _Tell) -> None:
         self._config, self._parts, self._dataset, self.tell = config, parts, dataset, tell
         self.model = functools.cache(lambda task: build_model(config, *task))
 
     def task(self, nodes: Sequence[Node]) -> tuple[tuple[int, ...], int]:
-        """Shape of an input and number of classes."""
+        """Return the input shape and the number of classes."""
         own = self._dataset
         return (own.input_shape, own.num_classes) if own else most_common_task(nodes)
 
     def check(self, task: tuple[tuple[int, ...], int]) -> Callable[[Node], str | None]:
-        """Why a node does not fit."""
+        """Return a function that says why a node does not fit."""
         return _terms_check(self._config, self._parts, _shapes(self.model(task)))
 
     def usable(self, nodes: Sequence[Node]) -> list[Node]:
-        """Those that would be clients if nobody else came."""
+        """Return the nodes that would be clients if no other node came."""
         try:
             check = self.check(self.task(nodes))
-        except NodesMissingError:  # nobody, or as many for this as for that
+        except NodesMissingError:  # there is no node, or a tie
             return []
         return numbered(_fitting(nodes, check, self.tell), self.tell)
 
 
-def _once(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """As soon as it is known, and not again with every node that comes."""
-    return functools.cache(tell)
-
-
 def _present(options: FlowerOptions, link: Link, wanted: _Wanted, known: Sequence[Member]) -> list[Node]:
-    """The nodes that introduce themselves in time: as many as wanted, or all clients of the run that goes on."""
+    """Return the nodes that introduce themselves in time: as many as wanted, or all clients of a continued run."""
 
     def is_enough(nodes: Mapping[NodeId, Node]) -> bool:
         if known:
             return {member.node for member in found_again(known, nodes)} <= nodes.keys()
         there = len(wanted.usable([*nodes.values()]))
         if there < options.nodes:
-            wanted.tell(
-                f"{there} of {options.nodes} nodes that fit are there; others have {options.wait_for_nodes:g} s"
-            )
+            seconds = options.wait_for_nodes
+            wanted.tell(f"{there} of {options.nodes} nodes that fit are online; waiting up to {seconds:g} s for more")
         return there >= options.nodes
 
     return [*gather(link, is_enough, seconds=options.wait_for_nodes).values()]
@@ -180,39 +173,33 @@ def _known(kept: Mapping[str, Any] | None) -> list[Member]:
 
 
 def _clients(
-    fitting: Sequence[Node], kept: Mapping[str, Any] | None, options: FlowerOptions, tell: Callable[[str], None]
+    fitting: Sequence[Node], kept: Mapping[str, Any] | None, options: FlowerOptions, tell: _Tell
 ) -> list[Member]:
-    """Of a new run, or those of the one that goes on: number and size of a client never change."""
+    """Return the clients: new ones, or those of the continued run. A client's number and size never change."""
     if known := _known(kept):
         again = found_again(known, {node.node: node for node in fitting})
         for client, (before, now) in enumerate(zip(known, again, strict=True)):
             if now.node != before.node:
                 tell(f"client {client} was node {before.node} and is node {now.node}, which says it has {now.vault!r}")
         return again
-    return _chosen(fitting, options, tell)
-
-
-def _chosen(fitting: Sequence[Node], options: FlowerOptions, tell: Callable[[str], None]) -> list[Member]:
     chosen = numbered(fitting, tell)[: options.nodes]
     if len(chosen) < options.least_nodes:
         raise NodesMissingError(
-            f"{len(chosen)} nodes with vaults that fit this run are there, and {options.least_nodes} are wanted; the "
-            "log says which were left out and why. Change the run (`alidpfl flower init --set`) or start more nodes"
+            f"{len(chosen)} nodes fit this run, and {options.least_nodes} are wanted; the log says which were left out "
+            "and why. Change the run (`alidpfl flower init --set`) or start more nodes"
         )
-    return [_member(node) for node in chosen]
+    return [
+        Member(
+            node=node.node,
+            vault=node.info.vault,
+            num_records=node.info.num_records,
+            most_steps=node.info.limits.max_steps_per_round,
+        )
+        for node in chosen
+    ]
 
 
-def _member(node: Node) -> Member:
-    info = node.info
-    return Member(
-        node=node.node,
-        vault=info.vault,
-        num_records=info.num_records,
-        most_steps=info.limits.max_steps_per_round,
-    )
-
-
-def _fitting(nodes: Iterable[Node], reason: Callable[[Node], str | None], tell: Callable[[str], None]) -> list[Node]:
+def _fitting(nodes: Iterable[Node], reason: Callable[[Node], str | None], tell: _Tell) -> list[Node]:
     fitting = []
     for node in nodes:
         if (problem := reason(node)) is None:
@@ -222,38 +209,39 @@ def _fitting(nodes: Iterable[Node], reason: Callable[[Node], str | None], tell: 
     return fitting
 
 
-def _terms_check(config: Config, parts: Parts, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[Node], str | None]:
-    """Why a vault would refuse every round of this run: known before anybody is charged for one."""
+def _terms_check(config: Config, parts: Parts, shapes: Shapes) -> Callable[[Node], str | None]:
+    """Return a function that says why a vault would refuse every round. It is called before any charge."""
     rate, sigma, clip_norm = config.privacy.sample_rate, parts.noise_multiplier, config.method.clip_norm
 
     def problems(node: Node) -> Iterator[str]:
         terms, limits = node.info.terms, node.info.limits
         if dict(node.info.parameters) != shapes:
+            brief = ", ".join(f"{name} {list(shape)}" for name, shape in [*shapes.items()][:2])
             yield (
-                f"its vault is enrolled for another model than model.name={config.model.name!r} of this run, whose "
-                f"parameters are {_brief(shapes)}: another name, or other inputs (data.name; --no-evaluation)"
+                f"its vault is enrolled for another model than model.name={config.model.name!r}, which has parameters "
+                f"such as {brief}: another name, or other inputs (data.name; --no-evaluation)"
             )
         if terms.release != parts.method.release:
             yield f"its vault puts noise on the {terms.release}, {config.method.name} on the {parts.method.release}"
         if rate > terms.sample_rate:
             yield f"its vault allows privacy.sample_rate={terms.sample_rate:g}, and this run has {rate:g}"
-        if rate * node.info.num_records < 1:  # τ is planned for the smallest client: one such would hold up all
+        if rate * node.info.num_records < 1:  # τ is planned for the smallest client, so it would slow down all
             size = node.info.num_records
-            yield f"its vault has {size} records, less than one a batch at privacy.sample_rate={rate:g}"
+            yield f"its vault has num_records={size}, less than one per batch at privacy.sample_rate={rate:g}"
         if sigma < terms.min_noise_multiplier:
             least = terms.min_noise_multiplier
-            yield f"its vault wants privacy.noise_multiplier={least:g} or more, and this run has {sigma:g}"
+            yield f"its vault requires privacy.noise_multiplier={least:g} or more, and this run has {sigma:g}"
         if not limits.min_clip_norm <= clip_norm <= limits.max_clip_norm:
             low, high = limits.min_clip_norm, limits.max_clip_norm
-            yield f"its vault wants method.clip_norm from {low:g} to {high:g}, and this run has {clip_norm:g}"
+            yield f"its vault requires method.clip_norm from {low:g} to {high:g}, and this run has {clip_norm:g}"
 
     return lambda node: next(problems(node), None)
 
 
 def refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Method) -> None:
-    """Known before anything is submitted."""
+    """Raise ConfigError for settings that a run over nodes cannot have. It can be called before submitting."""
     if method.needs_public_loss and not options.evaluate:
-        raise ConfigError(f"{method.name} looks at the loss on public data, which evaluate=false says the server lacks")
+        raise ConfigError(f"{method.name} needs the loss on public data: set evaluate=true")
     if config.has_statistics:
         raise ConfigError(
             f'model.name="{config.model.name}" needs statistics that vaults do not release: choose another model, or '
@@ -261,12 +249,12 @@ def refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Met
         )
     if config.privacy.noise != "gaussian":
         raise ConfigError(
-            f'privacy.noise="{config.privacy.noise}" is for `alidpfl run`; over nodes it is each owner\'s choice: '
+            f'privacy.noise="{config.privacy.noise}" is for `alidpfl run`; over nodes each owner chooses it: set '
             f'noise = "{config.privacy.noise}" in the policy.toml of the vaults'
         )
     for key in ("dropout_rate", "straggler_rate"):
         if getattr(config.federation, key):
-            raise ConfigError(f"federation.{key} is for simulated failures; over nodes they come by themselves: set 0")
+            raise ConfigError(f"federation.{key} simulates failures; over nodes they are real: set federation.{key}=0")
 
 
 def _refuse_other_settings(config: Config, directory: RunDirectory) -> None:
@@ -277,7 +265,7 @@ def _refuse_other_settings(config: Config, directory: RunDirectory) -> None:
             key = changed[0]
             raise ConfigError(
                 f"{directory.path} holds a run with {section}.{key}={before.get(key)!r}, not {after.get(key)!r}: put "
-                "it back to go on with that run, or give another out"
+                "it back to continue that run, or give another out"
             )
 
 
@@ -289,10 +277,6 @@ def _evaluator(config: Config, dataset: Dataset, model: nn.Module, method: Metho
         evaluation=evaluation_data(config, dataset),
     )
     return Simulation(model=model, method=method, data=data, seed=0, processes=config.run.processes or 1)
-
-
-def _brief(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{name} {list(shape)}" for name, shape in [*shapes.items()][:2])
 
 
 def _fingerprint(members: Sequence[Member]) -> str:

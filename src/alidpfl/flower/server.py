@@ -1,4 +1,4 @@
-"""The server's side of Flower: nodes by way of its grid. Every wait has an end of its own."""
+"""The ServerApp: it reaches nodes over Flower's grid. Every wait has its own end."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ from alidpfl.flower.nodes import Failure, Link, NodeId, Question
 RunConfig = Mapping[str, bool | int | float | str]
 
 _FIRST_POLL, _LONGEST_POLL, _POLL_GROWTH = 0.1, 1.0, 1.3
-_SECONDS_BEYOND = 60.0  # that Flower keeps a message after we stop waiting for it
+_SECONDS_BEYOND = 60.0  # how long Flower keeps a message after we stop waiting
 
 
 class GridLink:
@@ -33,13 +33,13 @@ class GridLink:
         self._grid, self._clock, self._sleep = grid, clock, sleep
 
     def online(self) -> set[NodeId]:
-        """The nodes whose heartbeat the SuperLink has seen of late."""
+        """Return the nodes that the SuperLink has heard of lately."""
         return set(self._grid.get_node_ids())
 
     def ask(
         self, question: Question, contents: Mapping[NodeId, bytes], seconds: float
     ) -> dict[NodeId, bytes | Failure]:
-        """Send to each node and collect until all have answered or `seconds` have passed."""
+        """Send to each node, and collect until all have answered or `seconds` have passed."""
         end, waiting, answers = self._clock() + seconds, dict[str, NodeId](), dict[NodeId, bytes | Failure]()
         for node, content in contents.items():
             if (taken := self._sent(question, node, content, seconds)) is None:
@@ -58,25 +58,21 @@ class GridLink:
         return {**answers, **dict.fromkeys(waiting.values(), late)}
 
     def tell(self, text: str) -> None:
-        """Into Flower's log, which `flwr log` shows."""
+        """Write a line to Flower's log, which `flwr log` shows."""
         log(INFO, "alidpfl: %s", text)
 
     def _sent(self, question: Question, node: NodeId, content: bytes, seconds: float) -> str | None:
-        """The message's id. One at a time: of several, the grid does not say which it did not take."""
-        message = Message(
-            packed(content),
-            dst_node_id=node,
-            message_type=MESSAGE_TYPES[question],
-            ttl=seconds + _SECONDS_BEYOND,
-        )
+        """Send one message and return its id. With several, the grid does not say which one it did not take."""
+        ttl = seconds + _SECONDS_BEYOND
+        message = Message(packed(content), dst_node_id=node, message_type=MESSAGE_TYPES[question], ttl=ttl)
         ids = list(self._grid.push_messages([message]))
         return ids[0] if ids and ids[0] else None
 
     def _pulled(self, sent: str) -> bytes | Failure | None:
-        """The answer to the message with this id; None while there is none.
+        """Return the answer to the message with this id; None while there is none.
 
-        One at a time, and by the id that was asked for: Flower opens what a node has made, and what cannot be opened
-        must cost no other node its answer, nor may an answer say whose it is.
+        Messages are pulled one at a time, by the id that was sent. So an answer that Flower cannot open costs no other
+        node its answer, and a node cannot answer in another node's name.
         """
         try:
             replies = list(self._grid.pull_messages([sent]))
@@ -88,7 +84,7 @@ class GridLink:
 
 
 class _OurErrorsInALine(logging.Filter):
-    """Flower shows a traceback for whatever a ServerApp raises; what a user can mend is said in a line."""
+    """Shows errors that a user can repair in one line. Flower would show a traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -98,7 +94,7 @@ class _OurErrorsInALine(logging.Filter):
 
 
 def server_app(run: Callable[[Link, RunConfig], None]) -> ServerApp:
-    """A ServerApp that hands the nodes and the submitted settings to `run`."""
+    """Return a ServerApp that calls `run` with the nodes and the submitted settings."""
     app = ServerApp()
     FLOWER_LOGGER.addFilter(_OurErrorsInALine())
 

@@ -1,11 +1,11 @@
-"""A node of Flower's simulator: no vault, a share of the run's own data set, noise from the run's seed. Not private."""
+"""A node of Flower's simulator: it has no vault, but a share of the run's data set and seeded noise. Not private."""
 
 import functools
 import json
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+from torch import nn
 
 from alidpfl.config.load import parse_config
 from alidpfl.config.schema import Config
@@ -17,7 +17,6 @@ from alidpfl.runs.data import load_data, simulation_data
 from alidpfl.runs.prepare import build_model
 from alidpfl.simulation.runner import SimulationData
 from alidpfl.vault import messages
-from alidpfl.vault.messages import RoundAnswer
 from alidpfl.vault.policy import SEEDED_NOISE
 from alidpfl.vault.training import RecordTrainer
 
@@ -26,75 +25,64 @@ _PLENTY = 1_000_000_000
 
 
 class SimulatedNode:
-    """Answers as a vault would, without its ledger: the server's accounts are all there is."""
+    """Answers like a vault, but without a ledger: only the server keeps accounts."""
 
     def __init__(self, config: Config, partition: int) -> None:
         self._text, self._partition, self._release = json.dumps(config.to_dict()), partition, config.release
-        dataset, data = _loaded(self._text)
+        self._dataset, data, model = _loaded(self._text)
         if not 0 <= partition < len(data.clients):
-            raise ConfigError(f"partition-id={partition}: the data set has {len(data.clients)} clients, from 0")
-        self._dataset, self._num_records = dataset, len(data.clients[partition])
+            raise ConfigError(f"partition-id={partition} must be below {len(data.clients)}, the number of clients")
+        self._num_records = len(data.clients[partition])
+        self._shapes = {name: tuple(values.shape) for name, values in trained(model).items()}
 
     def info(self) -> dict[str, Any]:
-        """As a vault's, with nothing to refuse."""
-        model = _model(self._text)
+        """Return what a vault would make public, with terms that refuse nothing."""
         return {
             "vault": f"simulated-{self._partition}",
             "num_records": self._num_records,
             "num_classes": self._dataset.num_classes,
             "input_shape": list(self._dataset.input_shape),
-            "parameters": [[name, list(values.shape)] for name, values in trained(model).items()],
+            "parameters": [[name, list(shape)] for name, shape in self._shapes.items()],
             "terms": {"sample_rate": 1.0, "min_noise_multiplier": 0.0, "release": self._release},
             "limits": {"min_clip_norm": 0.0, "max_clip_norm": 1e6, "max_steps_per_round": 1_000_000},
             "unsafe": [SEEDED_NOISE],
         }
 
     def train_bytes(self, content: bytes) -> bytes:
-        """A round, by the same code and encoding as a vault's."""
+        """Return the answer to an encoded request, by the same code as a vault's."""
         request, weights = messages.decode_request(content)
-        shapes = {name: tuple(values.shape) for name, values in trained(_model(self._text)).items()}
-        messages.check_weights(weights, shapes)
+        messages.check_weights(weights, self._shapes)
         job = _trainer(self._text, self._partition).job(request)
-        update = job(messages.flat(weights, shapes), request.plan(request.steps))
-        answer = RoundAnswer(
-            run=request.run,
-            round=request.round,
-            client=request.client,
-            request=messages.request_digest(request, weights),
+        return messages.encode_update(
+            job(messages.flat(weights, self._shapes), request.plan(request.steps)),
+            request,
+            digest=messages.request_digest(request, weights),
             steps=request.steps,
             steps_left=_PLENTY,
             num_records=self._num_records,
-            secants=update.secants,
-            gradient_norm=update.gradient_norm,
-            raw=update.raw if "raw" in request.signals else None,
             unsafe=[SEEDED_NOISE],
+            shapes=self._shapes,
         )
-        return messages.encode(answer, messages.named(update.params, shapes))
 
 
 def simulated_node(run_config: Mapping[str, Scalar], partition: int) -> SimulatedNode:
-    """The node of this partition, in the run's configuration."""
+    """Return the node of a partition."""
     return SimulatedNode(from_run_config(run_config)[0], partition)
 
 
-# A simulator's process answers for many nodes, one after the other: data and models are loaded once.
+# A simulator's process answers for many nodes, one after the other, so data and models are cached.
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(text: str) -> tuple[Dataset, SimulationData]:
+def _loaded(text: str) -> tuple[Dataset, SimulationData, nn.Module]:
     config = parse_config(json.loads(text))
     dataset = load_data(config)
-    return dataset, simulation_data(config, dataset)
-
-
-@functools.lru_cache(maxsize=1)
-def _model(text: str) -> torch.nn.Module:
-    dataset, _ = _loaded(text)
-    return build_model(parse_config(json.loads(text)), dataset.input_shape, dataset.num_classes)
+    model = build_model(config, dataset.input_shape, dataset.num_classes)
+    return dataset, simulation_data(config, dataset), model
 
 
 @functools.lru_cache(maxsize=_TRAINERS_KEPT)
 def _trainer(text: str, partition: int) -> RecordTrainer:
-    data = _loaded(text)[1]
+    _, data, model = _loaded(text)
     rows, seed = data.clients[partition], parse_config(json.loads(text)).run.seed
-    return RecordTrainer(_model(text), data.inputs[rows], data.targets[rows], seed=seed)
+    return RecordTrainer(model, data.inputs[rows], data.targets[rows], seed=seed)

@@ -1,1 +1,1 @@
-"""What users type, numbers and names: checked, or answered with what would do."""
+"""Checks of the numbers and names that users type."""

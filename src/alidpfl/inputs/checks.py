@@ -1,4 +1,4 @@
-"""Checks of the numbers that users pass in; each message says what, the value and the remedy."""
+"""Check the numbers that users pass in. Every error names the parameter, its value and the valid range."""
 
 import math
 import re
@@ -7,6 +7,9 @@ from numbers import Integral, Real
 from typing import Any
 
 from alidpfl.errors import ConfigError
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def real(
@@ -19,7 +22,22 @@ def real(
     low: float = -math.inf,
     high: float = math.inf,
 ) -> float:
-    """`value` as a finite float, strictly between `above` and `below` and in [low, high]; `rule` says so in words.
+    """Return `value` as a finite float within its limits.
+
+    Args:
+        name: the parameter, for the error.
+        value: what the user gave.
+        rule: the limits in words, for the error.
+        above: exclusive lower limit.
+        below: exclusive upper limit.
+        low: inclusive lower limit.
+        high: inclusive upper limit.
+
+    Returns:
+        The value as a float.
+
+    Raises:
+        ConfigError: the value is no number, not finite, or outside the limits.
 
     >>> real("delta", 2, above=0, below=1, rule="must be in (0, 1)")
     Traceback (most recent call last):
@@ -35,7 +53,20 @@ def real(
 
 
 def whole(name: str, value: object, *, low: int = 0, high: int | None = None) -> int:
-    """`value` as an int of at least `low`, and of at most `high` where that is given."""
+    """Return `value` as an int within its limits.
+
+    Args:
+        name: the parameter, for the error.
+        value: what the user gave.
+        low: inclusive lower limit.
+        high: inclusive upper limit, or None for no limit.
+
+    Returns:
+        The value as an int.
+
+    Raises:
+        ConfigError: the value is no whole number, or outside the limits.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name}={value!r} must be a whole number, not {type(value).__name__}")
     number = int(value)
@@ -45,12 +76,8 @@ def whole(name: str, value: object, *, low: int = 0, high: int | None = None) ->
     return number
 
 
-_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
 def as_seconds(value: object) -> object:
-    """Seconds of "90", "90s", "15m", "2h" or "1d"; what is no text is passed on for the next check.
+    """Convert "90", "90s", "15m", "2h" or "1d" to seconds. Return any value that is not a string unchanged.
 
     >>> as_seconds("2h"), as_seconds(90)
     (7200.0, 90)
@@ -59,7 +86,7 @@ def as_seconds(value: object) -> object:
 
 
 def as_bytes(value: object) -> object:
-    """Bytes of "5GB", "800 MB" or "1000"; what is no text is passed on for the next check.
+    """Convert "5GB", "800 MB" or "1000" to bytes. Return any value that is not a string unchanged.
 
     >>> as_bytes("5GB")
     5000000000
@@ -68,7 +95,7 @@ def as_bytes(value: object) -> object:
 
 
 def option(name: str, text: str | None, convert: Callable[[object], object]) -> Any:
-    """An option of a command by `as_seconds` or `as_bytes`; a ConfigError that names it. None stays None.
+    """Convert a command-line option by `as_seconds` or `as_bytes`; None stays None. Errors name the option.
 
     >>> option("time_limit", "2h", as_seconds)
     7200.0

@@ -1,4 +1,4 @@
-"""Finding things by the name that a user typed."""
+"""Look up things by the name that a user typed, and suggest the nearest name when there is no such thing."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -8,12 +8,15 @@ from alidpfl.errors import ConfigError
 
 Found = TypeVar("Found")
 
-_NEAR = 0.6
-_A_WORD = 3  # letters, of a part of a name
+_MIN_SIMILARITY = 0.6
+_MIN_LETTERS = 3  # of a part of a name, to count as a match
 
 
 def named(what: str, name: str, options: Mapping[str, Found]) -> Found:
-    """`options[name]`, or a ConfigError that offers the nearest name, if there is a near one.
+    """Return `options[name]`.
+
+    Raises:
+        ConfigError: there is no such name. The error suggests the nearest one and lists all.
 
     >>> named("policy", "ratoi", {"ratio": 1, "ali": 2})
     Traceback (most recent call last):
@@ -22,7 +25,7 @@ def named(what: str, name: str, options: Mapping[str, Found]) -> Found:
     """
     if isinstance(name, str) and name in options:
         return options[name]
-    given = f"{what} {name!r}" if " " in what else f"{what}={name!r}"  # words, or the name of a setting
+    given = f"{what} {name!r}" if " " in what else f"{what}={name!r}"  # a description, or the name of a setting
     if not options:
         raise ConfigError(f"{given} is not known; there are none")
     likely = nearest(str(name), options)
@@ -31,7 +34,7 @@ def named(what: str, name: str, options: Mapping[str, Found]) -> Found:
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """Of `names` that which `word` was most likely meant to be; none if all are far off: that would only mislead.
+    """Return the name that is spelled most like `word`, or None if no name is close enough to be a useful hint.
 
     >>> nearest("Fashion-MNIST", ["mnist", "fashion_mnist"])
     'fashion_mnist'
@@ -39,11 +42,11 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     'unaccounted-signals'
     """
     spelled, typed = {_spelling(name): name for name in names}, _spelling(word)
-    found = difflib.get_close_matches(typed, spelled, n=1, cutoff=_NEAR)
-    parts = [spelling for spelling in spelled if len(typed) >= _A_WORD and typed in spelling]
+    found = difflib.get_close_matches(typed, spelled, n=1, cutoff=_MIN_SIMILARITY)
+    parts = [spelling for spelling in spelled if len(typed) >= _MIN_LETTERS and typed in spelling]
     return spelled[(found or parts)[0]] if found or parts else None
 
 
 def _spelling(name: str) -> str:
-    """What people get wrong first: capitals, hyphens, underscores."""
+    """Drop what users get wrong first: capitals, hyphens and underscores."""
     return name.lower().replace("-", "").replace("_", "")

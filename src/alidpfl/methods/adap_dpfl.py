@@ -16,7 +16,7 @@ from torch import nn
 from alidpfl.dpsgd import cross_entropy
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
-from alidpfl.methods.method import Numbers, Objective, State
+from alidpfl.methods.method import Loss, Numbers, Objective, State
 from alidpfl.types import ClientId, ClientUpdate, Release, Signal
 
 _FALLS = 3  # in a row
@@ -37,6 +37,8 @@ class AdapDpfl:
     smallest_clip_norm: float = 0.01
     largest_clip_norm: float = 10.0
     name: ClassVar[str] = "adap_dpfl"
+    default_policy: ClassVar[str] = "fixed"
+    default_local_steps: ClassVar[int] = 3  # as the ALI-DPFL paper runs it
     release: ClassVar[Release] = "step"
     signals: ClassVar[frozenset[Signal]] = frozenset({"gradient_norm"})
     adapts_noise: ClassVar[bool] = True
@@ -52,9 +54,9 @@ class AdapDpfl:
                 f"largest_clip_norm={self.largest_clip_norm}"
             )
 
-    def objective(self, model: nn.Module) -> Objective:
+    def objective(self, model: nn.Module, loss: Loss = cross_entropy) -> Objective:
         """Plain cross-entropy."""
-        return Objective(model=model, loss=cross_entropy)
+        return Objective(model=model, loss=loss)
 
     def start(self) -> State:
         """Everybody at the first C; no loss seen."""

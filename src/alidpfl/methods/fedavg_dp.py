@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from alidpfl.dpsgd import cross_entropy
-from alidpfl.methods.method import Objective, SameForAll
+from alidpfl.methods.method import Loss, Objective, SameForAll
 from alidpfl.types import Release, Signal
 
 
@@ -17,17 +17,26 @@ from alidpfl.types import Release, Signal
 class FedAvgDp(SameForAll):
     """Every client takes τ DP-SGD steps; the server averages."""
 
-    name: str = "fedavg_dp"
+    name: ClassVar[str] = "fedavg_dp"
+    default_policy: ClassVar[str] = "fixed"
+    default_local_steps: ClassVar[int] = 1
     release: ClassVar[Release] = "step"
     signals: ClassVar[frozenset[Signal]] = frozenset()
     adapts_noise: ClassVar[bool] = False
     needs_public_loss: ClassVar[bool] = False
 
-    def objective(self, model: nn.Module) -> Objective:
-        """Plain cross-entropy."""
-        return Objective(model=model, loss=cross_entropy)
+    def objective(self, model: nn.Module, loss: Loss = cross_entropy) -> Objective:
+        """Return the model with the loss as it is."""
+        return Objective(model=model, loss=loss)
 
 
-def ali_dpfl(*, clip_norm: float, noise_multiplier: float) -> FedAvgDp:
-    """Algorithm 2's clients and server."""
-    return FedAvgDp(clip_norm=clip_norm, noise_multiplier=noise_multiplier, name="ali_dpfl")
+@dataclass(frozen=True, kw_only=True)
+class AliDpfl(FedAvgDp):
+    """ALI-DPFL (arXiv 2308.10457), Algorithm 2: FedAvg with DP-SGD, with τ chosen anew before every round.
+
+    The choice of τ is a policy: `ali` (private), `paper` and `reference` (the authors' signals, un-noised), or
+    `corrected` (a bound that holds).
+    """
+
+    name: ClassVar[str] = "ali_dpfl"
+    default_policy: ClassVar[str] = "ali"

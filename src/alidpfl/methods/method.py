@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
 
 from alidpfl.dpsgd import RandomStream
 from alidpfl.types import ClientId, ClientUpdate, Release, Signal
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Outputs (B, ...) and targets (B, ...) to the loss of each sample, (B,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +19,7 @@ class Objective:
 
     model: nn.Module
     """The module whose parameters are trained."""
-    loss: Callable[[Tensor, Tensor], Tensor]
-    """Outputs (B, ...) and targets (B, ...) to (B,)."""
+    loss: Loss
     before_step: Callable[[RandomStream], None] | None = None
     """Called before every step: draws what the loss needs at random."""
 
@@ -59,7 +61,15 @@ class Method(Protocol):
 
     @property
     def name(self) -> str:
-        """As in a configuration."""
+        """The method's name in a configuration."""
+
+    @property
+    def default_policy(self) -> str:
+        """The policy that chooses τ where the configuration names none."""
+
+    @property
+    def default_local_steps(self) -> int:
+        """τ of the policy `fixed` where the configuration sets none."""
 
     @property
     def release(self) -> Release:
@@ -77,8 +87,8 @@ class Method(Protocol):
     def needs_public_loss(self) -> bool:
         """True if it looks at the loss on public data after every round."""
 
-    def objective(self, model: nn.Module) -> Objective:
-        """What the clients train. May wrap or copy `model`, keeping its trained parameters and their order."""
+    def objective(self, model: nn.Module, loss: Loss) -> Objective:
+        """Return what the clients train. It may wrap or copy `model`, keeping its parameters and their order."""
 
     def start(self) -> State:
         """The memory before the first round."""

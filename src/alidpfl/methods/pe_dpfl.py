@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import ConfigError, UnsupportedModelError
 from alidpfl.inputs import checks
-from alidpfl.methods.method import Objective, SameForAll
+from alidpfl.methods.method import Loss, Objective, SameForAll
 from alidpfl.types import Release, Signal
 
 
@@ -33,6 +33,8 @@ class PeDpfl(SameForAll):
     """How many u a step."""
     variant: Literal["dpsgd", "output"] = "dpsgd"
     name: ClassVar[str] = "pe_dpfl"
+    default_policy: ClassVar[str] = "fixed"
+    default_local_steps: ClassVar[int] = 3  # as the ALI-DPFL paper runs it
     signals: ClassVar[frozenset[Signal]] = frozenset()
     adapts_noise: ClassVar[bool] = False
     needs_public_loss: ClassVar[bool] = False
@@ -49,16 +51,17 @@ class PeDpfl(SameForAll):
         """Noise on steps, or on the update."""
         return "update" if self.variant == "output" else "step"
 
-    def objective(self, model: nn.Module) -> Objective:
+    def objective(self, model: nn.Module, loss: Loss = cross_entropy) -> Objective:
         """A copy of the model whose last linear layer also answers perturbed."""
         perturbed, head = _with_perturbed_head(model, self.draws)
 
-        def loss(outputs: Tensor, targets: Tensor) -> Tensor:  # (B, 1 + draws, classes), (B,)
-            plain = cross_entropy(outputs[:, 0], targets)
-            moved = [cross_entropy(outputs[:, 1 + draw], targets) for draw in range(self.draws)]
+        def perturbed_loss(outputs: Tensor, targets: Tensor) -> Tensor:  # (B, 1 + draws, classes), (B,)
+            plain = loss(outputs[:, 0], targets)
+            moved = [loss(outputs[:, 1 + draw], targets) for draw in range(self.draws)]
             return plain + self.regularisation * (torch.stack(moved).mean(0) - plain)
 
-        return Objective(model=perturbed, loss=loss, before_step=lambda random: head.draw(self.perturbation, random))
+        draw = lambda random: head.draw(self.perturbation, random)  # noqa: E731
+        return Objective(model=perturbed, loss=perturbed_loss, before_step=draw)
 
 
 class _PerturbedHead(nn.Module):

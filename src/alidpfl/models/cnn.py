@@ -4,6 +4,7 @@ from torch import nn
 
 from alidpfl.errors import ConfigError
 
+_IMAGE_DIMS = 3
 _KERNEL = 5
 
 
@@ -14,7 +15,7 @@ def _after_two_stages(side: int) -> int:
     return side
 
 
-def paper_cnn(input_shape: tuple[int, int, int], num_classes: int = 10) -> nn.Sequential:
+def paper_cnn(input_shape: tuple[int, ...], num_classes: int = 10) -> nn.Sequential:
     """Build the paper's CNN for images of shape (channels, height, width).
 
     Conv5x5(c, 32) - ReLU - MaxPool2 - Conv5x5(32, 64) - ReLU - MaxPool2 - Linear(., 512) - ReLU - Linear(512, classes),
@@ -25,7 +26,7 @@ def paper_cnn(input_shape: tuple[int, int, int], num_classes: int = 10) -> nn.Se
     >>> sum(p.numel() for p in paper_cnn((1, 28, 28)).parameters())
     582026
     """
-    channels, height, width = input_shape
+    channels, height, width = _image_shape("cnn", input_shape)
     rows, columns = _after_two_stages(height), _after_two_stages(width)
     if channels < 1 or rows < 1 or columns < 1:
         raise ConfigError(
@@ -51,13 +52,13 @@ def paper_cnn(input_shape: tuple[int, int, int], num_classes: int = 10) -> nn.Se
 _SMALLEST_SIDE = 16
 
 
-def compact_cnn(input_shape: tuple[int, int, int], num_classes: int = 10) -> nn.Sequential:
+def compact_cnn(input_shape: tuple[int, ...], num_classes: int = 10) -> nn.Sequential:
     """Conv8x8(c, 16)/2 - tanh - MaxPool2/1 - Conv4x4(16, 32)/2 - tanh - MaxPool2/1 - Linear(., 32) - tanh - Linear.
 
     >>> sum(p.numel() for p in compact_cnn((1, 28, 28)).parameters())
     26010
     """
-    channels, height, width = input_shape
+    channels, height, width = _image_shape("compact_cnn", input_shape)
     if min(height, width) < _SMALLEST_SIDE:
         raise ConfigError(f"input_shape={input_shape} is too small; both sides must be at least {_SMALLEST_SIDE}")
     rows, columns = (_after_both_stages(side) for side in (height, width))
@@ -79,3 +80,11 @@ def _after_both_stages(side: int) -> int:
     """Side of the feature map in front of the linear layers."""
     pooled = (side + 2 * 3 - 8) // 2 + 1 - 1
     return (pooled - 4) // 2 + 1 - 1
+
+
+def _image_shape(name: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(input_shape) != _IMAGE_DIMS:
+        raise ConfigError(
+            f'model.name="{name}" needs images, and inputs have shape {input_shape}: use "linear" or "mlp"'
+        )
+    return input_shape[0], input_shape[1], input_shape[2]

@@ -8,12 +8,12 @@ from alidpfl.errors import ConfigError
 
 
 def linear(input_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Softmax regression on the flattened input: the convex case.
+    """Build softmax regression on the flattened input, with zero weights: the convex case.
 
     >>> sum(p.numel() for p in linear((60,), 10).parameters())
     610
     """
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
+    return nn.Sequential(nn.Flatten(), _from_zero(nn.Linear(math.prod(input_shape), num_classes)))
 
 
 def scatter_linear(vector_shape: tuple[int, ...], num_classes: int) -> nn.Linear:
@@ -24,7 +24,7 @@ def scatter_linear(vector_shape: tuple[int, ...], num_classes: int) -> nn.Linear
     """
     if len(vector_shape) != 1:
         raise ConfigError(f"scatter_linear learns from vectors of features, and inputs have shape {vector_shape}")
-    return nn.Linear(vector_shape[0], num_classes, bias=False)
+    return _from_zero(nn.Linear(vector_shape[0], num_classes, bias=False))
 
 
 def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int = 128) -> nn.Sequential:
@@ -38,3 +38,9 @@ def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int = 128) -> nn
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
     )
+
+
+def _from_zero(layer: nn.Linear) -> nn.Linear:
+    for parameter in layer.parameters():  # a convex loss: zero is as good a start as any
+        nn.init.zeros_(parameter)
+    return layer

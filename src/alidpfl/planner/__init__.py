@@ -1,7 +1,7 @@
-"""Before any data is touched: the best use of a privacy budget and a round budget. Never imports torch."""
+"""Planning before any data is read: the best use of a privacy budget and a round budget. Never imports torch."""
 
-from alidpfl.planner.optimise import Setting, best_of, pareto_front
-from alidpfl.planner.plan import Plan, PolicyPlan, make_plan
-from alidpfl.planner.requirements import MODEL_SIZES, Wishes
+from alidpfl.planner.optimise import Setting, choose_setting
+from alidpfl.planner.plan import Plan, make_plan
+from alidpfl.planner.request import MODEL_SIZES, PlanRequest, affordable_rounds
 
-__all__ = ["MODEL_SIZES", "Plan", "PolicyPlan", "Setting", "Wishes", "best_of", "make_plan", "pareto_front"]
+__all__ = ["MODEL_SIZES", "Plan", "PlanRequest", "Setting", "affordable_rounds", "choose_setting", "make_plan"]

@@ -1,19 +1,19 @@
-"""What the planner draws, as numbers: ε against steps, the bounds against τ."""
+"""The curves that the planner plots, as numbers: ε against steps, and convergence bounds against τ."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from alidpfl.planner.policy_paths import TYPICAL_CURVATURE, Mechanism
-from alidpfl.planner.requirements import Wishes
-from alidpfl.policies import Bound, Problem, bound_a, bound_b, noise_power, paper_bound
-from alidpfl.policies.corrected import CONVEXITY_SHARE
+from alidpfl.planner.policy_paths import TYPICAL_CURVATURE, PlannedRun, first_situation
+from alidpfl.planner.request import PlanRequest
+from alidpfl.policies import Bound, bound_a, bound_b, paper_bound
+from alidpfl.policies.corrected import CONVEXITY_SHARE, Corrected
 from alidpfl.privacy import MAX_STEPS, SampledGaussian, epsilon_bound
 
 _POINTS = 16
-_BEYOND = 1.25  # how far past the largest R_c ε is drawn
-_MOST_BOUND_STEPS = 64
+_BEYOND = 1.25  # ε is plotted up to this multiple of the largest R_c
+_MAX_LOCAL_STEPS = 64
 
 Line = list[tuple[float, float]]
 
@@ -25,85 +25,65 @@ class Curves:
     epsilon: dict[str, Line]
     """By accountant: ε against steps."""
     bounds: dict[str, Line]
-    """By bound: its value against τ at R_s rounds, over its smallest value."""
+    """By bound: its value against τ at R_s rounds, divided by its smallest value."""
     best_steps: dict[str, float | None]
-    """By bound: the τ where it is smallest; None where it falls for ever."""
+    """By bound: the τ at which it is smallest; None if it always falls."""
     assumed: str
-    """What the bounds were drawn for."""
+    """The values for which the bounds were computed."""
 
 
-def make_curves(wishes: Wishes, mechanism: Mechanism, max_steps: dict[str, int]) -> Curves:
-    """All lines for one mechanism."""
-    curvature = wishes.curvature or TYPICAL_CURVATURE
-    rate = min(wishes.learning_rate, 1 / (2 * curvature))
-    lines, best = _bounds(wishes, mechanism, curvature, rate)
+def make_curves(request: PlanRequest, run: PlannedRun, max_steps: dict[str, int]) -> Curves:
+    """Return all lines for one run; `max_steps` is R_c by accountant."""
+    curvature = request.curvature or TYPICAL_CURVATURE
+    rate = min(request.learning_rate, 1 / (2 * curvature))
+    lines, best = _bounds(request, run, curvature, rate)
     return Curves(
-        epsilon={name: _epsilon_line(wishes, mechanism, name, max(max_steps.values())) for name in max_steps},
+        epsilon={name: _epsilon_line(request, run, name, max(max_steps.values())) for name in max_steps},
         bounds=lines,
         best_steps={name: steps if math.isfinite(steps) else None for name, steps in best.items()},
         assumed=(
             f"L = {curvature:g}, μ = L/{1 / CONVEXITY_SHARE:.0f}, η = {rate:.3g} (what bound (B) allows), "
-            f"Γ = {wishes.gamma:g}, ‖w₀ − w*‖ = C/μ"
+            f"Γ = {request.gamma:g}, ‖w₀ − w*‖ = C/μ"
         ),
     )
 
 
-def _epsilon_line(wishes: Wishes, mechanism: Mechanism, accountant: str, most: int) -> Line:
-    rate, noise = mechanism.sample_rate, mechanism.noise_multiplier
+def _epsilon_line(request: PlanRequest, run: PlannedRun, accountant: str, most: int) -> Line:
+    step = SampledGaussian(sample_rate=run.sample_rate, noise_multiplier=run.noise_multiplier)
     furthest = min(most * _BEYOND, MAX_STEPS)
     counts = sorted({max(1, round(furthest * (k / _POINTS) ** 2)) for k in range(1, _POINTS + 1)})
-    cost = (
-        epsilon_bound([SampledGaussian(sample_rate=rate, noise_multiplier=noise, steps=n)], wishes.delta, accountant)
-        for n in counts
-    )
-    return [(float(n), value) for n, value in zip(counts, cost, strict=True) if math.isfinite(value)]
+    line = [(float(n), epsilon_bound([replace(step, steps=n)], request.delta, accountant)) for n in counts]
+    return [(steps, cost) for steps, cost in line if math.isfinite(cost)]
 
 
 def _bounds(
-    wishes: Wishes, mechanism: Mechanism, curvature: float, rate: float
+    request: PlanRequest, run: PlannedRun, curvature: float, rate: float
 ) -> tuple[dict[str, Line], dict[str, float]]:
-    """The paper's h for R_c steps and G for R_s rounds; U of (A) and (B) for R_s rounds."""
-    problem = _problem(wishes, mechanism, curvature, rate)
+    """Return lines and minima of the paper's h (at R_c steps) and G (at R_s rounds), and of U in (A) and (B)."""
+    situation = replace(first_situation(request, run), learning_rate=rate)
+    problem = Corrected().problem(situation, curvature)
     paper = paper_bound(
         curvature=curvature,
-        heterogeneity=wishes.gamma,
-        clip_norm=wishes.clip_norm,
+        heterogeneity=request.gamma,
+        clip_norm=request.clip_norm,
         noise_power=problem.noise_power,
-        total_steps=mechanism.max_steps,
+        total_steps=run.max_steps,
     )
     distance = problem.initial_distance**2
-    held: dict[str, Bound] = {"U (A)": bound_a(problem), "U (B)": bound_b(problem)}
-    of_paper: dict[str, Callable[[float], float]] = {
-        "h": partial(paper.at_fixed_steps, total_steps=mechanism.max_steps, smoothness=curvature, distance=distance),
-        "G": partial(paper.at_fixed_rounds, rounds=mechanism.max_rounds, smoothness=curvature, distance=distance),
+    valid: dict[str, Bound] = {"U (A)": bound_a(problem), "U (B)": bound_b(problem)}
+    values: dict[str, Callable[[float], float]] = {
+        "h": partial(paper.at_fixed_steps, total_steps=run.max_steps, smoothness=curvature, distance=distance),
+        "G": partial(paper.at_fixed_rounds, rounds=run.max_rounds, smoothness=curvature, distance=distance),
+        **{name: bound.value for name, bound in valid.items()},
     }
-    values = of_paper | {name: bound.value for name, bound in held.items()}
     best = {"h": paper.best_at_fixed_steps, "G": paper.best_at_fixed_rounds}
-    best |= {name: bound.best_real() for name, bound in held.items()}
-    furthest = max(10, min(_MOST_BOUND_STEPS, 3 * mechanism.max_steps // mechanism.max_rounds))
+    best |= {name: bound.best_real() for name, bound in valid.items()}
+    furthest = max(10, min(_MAX_LOCAL_STEPS, 3 * run.max_steps // run.max_rounds))
     counts = [float(steps) for steps in range(1, furthest + 1)]
-    return {name: _over_least([(x, value(x)) for x in counts]) for name, value in values.items()}, best
+    return {name: _over_smallest([(x, value(x)) for x in counts]) for name, value in values.items()}, best
 
 
-def _problem(wishes: Wishes, mechanism: Mechanism, curvature: float, rate: float) -> Problem:
-    batch = max(1.0, mechanism.sample_rate * wishes.client_size)
-    convexity = CONVEXITY_SHARE * curvature
-    return Problem(
-        smoothness=curvature,
-        strong_convexity=convexity,
-        learning_rate=rate,
-        rounds=mechanism.max_rounds,
-        clip_norm=wishes.clip_norm,
-        noise_power=noise_power(mechanism.noise_multiplier, wishes.clip_norm, wishes.num_params, batch),
-        sample_rate=mechanism.sample_rate,
-        batch_size=batch,
-        weight_concentration=1 / wishes.clients,
-        initial_distance=wishes.clip_norm / convexity,
-        dissimilarity=min(wishes.clip_norm, math.sqrt(2 * curvature * wishes.gamma)),
-    )
-
-
-def _over_least(line: Line) -> Line:
+def _over_smallest(line: Line) -> Line:
     finite = [(steps, value) for steps, value in line if 0 < value < math.inf]
-    least = min((value for _, value in finite), default=1.0)
-    return [(steps, value / least) for steps, value in finite]
+    smallest = min((value for _, value in finite), default=1.0)
+    return [(steps, value / smallest) for steps, value in finite]

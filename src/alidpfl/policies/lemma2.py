@@ -1,138 +1,136 @@
-"""The paper's rule, from un-noised signals: Lemma 1, else Lemma 2. For reproduction only; no (ε, δ) covers it."""
+"""The paper's rule as policies: τ = 1 by Lemma 1 if there are enough rounds, else τ* of Lemma 2.
+
+`Ali` reads noised signals only. `Paper` and `Reference` read un-noised signals, which no (ε, δ) covers: they are for
+reproduction only.
+"""
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
-from alidpfl.policies.pace import PACE_LIMIT, checked_limit, fall_back, nearest_whole, paced
+from alidpfl.inputs import checks
+from alidpfl.policies.pace import PACE_LIMIT, check_pace_limit, fall_back, nearest_whole, paced
 from alidpfl.policies.situation import Decision, Situation, usable
-from alidpfl.policies.theory import lemma2_optimum, noise_power
+from alidpfl.policies.theory import noise_power, paper_bound
+
+_HETEROGENEITY = ((0.05, 10.0), (0.5, 5.0), (1.0, 1.0))
+"""Pairs (β, Γ) that the paper sets for Dir(β)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paper:
-    """Lemma 2 with the paper's un-noised μ and Γ as set. UNACCOUNTED: μ leaves the clients without noise.
-
-    No pace cap by default: the paper has none, and this is here to show what the paper does.
-    """
-
-    name: ClassVar[str] = "paper"
-    needs_raw_signals: ClassVar[bool] = True
-    needs_curvature: ClassVar[bool] = False
-
+class _CappedPolicy:
     pace_limit: float | None = None
+    """Cap on τ in even paces; None for no cap, with the risk of a runaway (see `PACE_LIMIT`)."""
 
     def __post_init__(self) -> None:
-        if self.pace_limit is not None:
-            checked_limit(self.pace_limit)
-
-    def decide(self, situation: Situation) -> Decision:
-        """Lemma 1, else Lemma 2."""
-        return _from_raw_signals(self.name, situation, situation.heterogeneity, tail=1.0, limit=self.pace_limit)
+        check_pace_limit(self.pace_limit)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference:
-    """As the authors' code has it: 2 + 2/T where the paper has 2 + 1/T, and Γ estimated from losses. UNACCOUNTED."""
-
-    name: ClassVar[str] = "reference"
-    needs_raw_signals: ClassVar[bool] = True
-    needs_curvature: ClassVar[bool] = False
-
-    pace_limit: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.pace_limit is not None:
-            checked_limit(self.pace_limit)
-
-    def decide(self, situation: Situation) -> Decision:
-        """Lemma 1, else Lemma 2; Γ as set where there is no estimate yet."""
-        estimated = situation.raw_heterogeneity
-        if estimated is None or not math.isfinite(estimated):
-            estimated = situation.heterogeneity
-        return _from_raw_signals(self.name, situation, estimated, tail=2.0, limit=self.pace_limit)
-
-
-def enough_rounds(situation: Situation) -> bool:
-    """Lemma 1's case: R_s >= R_c. Then τ = 1."""
-    return situation.max_rounds >= situation.max_steps
-
-
-def optimum(situation: Situation, *, curvature: float, heterogeneity: float, tail: float = 1.0) -> float:
-    """τ* of Lemma 2 with T = min(R_s·τ_previous, R_c), the steps of the whole run.
-
-    Before the first round τ_previous counts as 1.
-    """
-    most = float(situation.max_steps)
-    return lemma2_optimum(
-        curvature=curvature,
-        heterogeneity=heterogeneity,
-        clip_norm=situation.clip_norm,
-        noise_power=noise_power(
-            situation.noise_multiplier, situation.clip_norm, situation.num_params, situation.batch_size
-        ),
-        total_steps=min(float(situation.max_rounds * max(1, situation.previous_steps)), most),
-        tail=tail,
-    )
-
-
-def shown(name: str, best: float) -> str:
-    """The reason for the record.
-
-    >>> shown("paper", 3.4199)
-    'paper: τ* = 3.42'
-    """
-    return f"{name}: τ* = {best:.2f}" if best < 1e6 else f"{name}: τ* = {best:.3g}"  # noqa: PLR2004
-
-
-def _from_raw_signals(
-    name: str, situation: Situation, heterogeneity: float, *, tail: float, limit: float | None
-) -> Decision:
-    if enough_rounds(situation):
-        return paced(Decision(local_steps=1, why=f"{name}: Lemma 1"), situation, limit)
-    curvature = usable(situation.raw_curvature)
-    best = math.nan
-    if curvature is not None:
-        best = optimum(situation, curvature=curvature, heterogeneity=heterogeneity, tail=tail)
-    if math.isnan(best):
-        # No μ before the first round: Algorithm 2 starts with τ = 1. Later, nothing usable came: stay.
-        decision = Decision(local_steps=max(1, situation.previous_steps), why=f"{name}: no usable μ")
-    else:
-        decision = Decision(
-            local_steps=nearest_whole(best), why=shown(name, best), curvature=curvature, heterogeneity=heterogeneity
-        )
-    return paced(decision, situation, limit)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ali:
-    """Lemma 1, else Lemma 2 from noised signals only; the even pace while the curvature is not resolved."""
+class Ali(_CappedPolicy):
+    """The lemmas from noised signals only; the even pace while noise hides the curvature."""
 
     name: ClassVar[str] = "ali"
     needs_raw_signals: ClassVar[bool] = False
     needs_curvature: ClassVar[bool] = True
 
     pace_limit: float | None = PACE_LIMIT
-    """Cap on τ in even paces; None for none, at the risk of a runaway (see `PACE_LIMIT`)."""
-
-    def __post_init__(self) -> None:
-        if self.pace_limit is not None:
-            checked_limit(self.pace_limit)
 
     def decide(self, situation: Situation) -> Decision:
-        """τ of this round."""
-        if enough_rounds(situation):
-            return paced(Decision(local_steps=1, why="ali: Lemma 1"), situation, self.pace_limit)
-        curvature, heterogeneity = usable(situation.curvature), situation.heterogeneity
-        if curvature is None:
-            return fall_back("curvature not resolved: ratio", situation)
-        best = optimum(situation, curvature=curvature, heterogeneity=heterogeneity)
-        if math.isnan(best):
-            return fall_back("curvature out of range: ratio", situation)
-        decision = Decision(
-            local_steps=nearest_whole(best),
-            why=shown("ali", best),
-            curvature=curvature,
-            heterogeneity=heterogeneity,
-        )
+        """Return τ of this round."""
+        decision = _by_lemmas(self.name, situation, situation.curvature, situation.heterogeneity)
+        if decision is None:
+            problem = "not resolved" if usable(situation.curvature) is None else "out of range"
+            return fall_back(f"curvature {problem}: ratio", situation)
         return paced(decision, situation, self.pace_limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper(_CappedPolicy):
+    """The lemmas with the paper's un-noised μ and the configured Γ. UNACCOUNTED: clients send μ without noise.
+
+    It has no cap by default, because the paper has none and this policy shows what the paper does.
+    """
+
+    name: ClassVar[str] = "paper"
+    needs_raw_signals: ClassVar[bool] = True
+    needs_curvature: ClassVar[bool] = False
+
+    def decide(self, situation: Situation) -> Decision:
+        """Return τ of this round."""
+        return _from_raw_curvature(self, situation, situation.heterogeneity, tail=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference(_CappedPolicy):
+    """The rule of the authors' code: 2 + 2/T for the paper's 2 + 1/T, and Γ estimated from losses. UNACCOUNTED."""
+
+    name: ClassVar[str] = "reference"
+    needs_raw_signals: ClassVar[bool] = True
+    needs_curvature: ClassVar[bool] = False
+
+    def decide(self, situation: Situation) -> Decision:
+        """Return τ of this round, with the configured Γ until there is an estimate."""
+        estimated = situation.raw_heterogeneity
+        if estimated is None or not math.isfinite(estimated):
+            estimated = situation.heterogeneity
+        return _from_raw_curvature(self, situation, estimated, tail=2.0)
+
+
+def heterogeneity_for(dirichlet_beta: float | None) -> float:
+    """Return Γ for a Dir(β) split: the paper's 10, 5, 1 at β = 0.05, 0.5, 1, and 0 for None (IID).
+
+    Γ is linear in log β in between. It is 10 below 0.05 and 1 above 1, where the paper sets nothing.
+
+    >>> [heterogeneity_for(beta) for beta in (0.01, 0.05, 0.5, 1.0, 100.0, None)]
+    [10.0, 10.0, 5.0, 1.0, 1.0, 0.0]
+    """
+    if dirichlet_beta is None:
+        return 0.0
+    beta = checks.real("dirichlet_beta", dirichlet_beta, above=0, rule="must be above 0, or None for IID")
+    (low, high), (_, last) = _HETEROGENEITY[0], _HETEROGENEITY[-1]
+    if beta <= low:
+        return high
+    for (left, upper), (right, lower) in pairwise(_HETEROGENEITY):
+        if beta <= right:
+            return lower + (upper - lower) * math.log(right / beta) / math.log(right / left)
+    return last
+
+
+def _from_raw_curvature(policy: Paper | Reference, situation: Situation, heterogeneity: float, tail: float) -> Decision:
+    decision = _by_lemmas(policy.name, situation, situation.raw_curvature, heterogeneity, tail)
+    if decision is None:
+        # Algorithm 2 starts with τ = 1, before there is a μ. Later, without a usable μ, τ stays as it is.
+        decision = Decision(local_steps=max(1, situation.previous_steps), why=f"{policy.name}: no usable μ")
+    return paced(decision, situation, policy.pace_limit)
+
+
+def _by_lemmas(
+    name: str, situation: Situation, curvature: float | None, heterogeneity: float, tail: float = 1.0
+) -> Decision | None:
+    """Return τ = 1 by Lemma 1 if R_s >= R_c, else τ* of Lemma 2; None without a usable curvature."""
+    if situation.max_rounds >= situation.max_steps:
+        return Decision(local_steps=1, why=f"{name}: Lemma 1")
+    if (curvature := usable(curvature)) is None:
+        return None
+    noise = noise_power(situation.noise_multiplier, situation.clip_norm, situation.num_params, situation.batch_size)
+    # T = min(R_s·τ_previous, R_c), the steps of the whole run. Before the first round τ_previous counts as 1.
+    total_steps = min(situation.max_rounds * max(1, situation.previous_steps), situation.max_steps)
+    bound = paper_bound(
+        curvature=curvature,
+        heterogeneity=heterogeneity,
+        clip_norm=situation.clip_norm,
+        noise_power=noise,
+        total_steps=float(total_steps),
+        tail=tail,
+    )
+    if math.isnan(best := bound.best_at_fixed_rounds):
+        return None
+    shown = f"{best:.2f}" if best < 1e6 else f"{best:.3g}"  # noqa: PLR2004
+    return Decision(
+        local_steps=nearest_whole(best),
+        why=f"{name}: τ* = {shown}",
+        curvature=curvature,
+        heterogeneity=heterogeneity,
+    )

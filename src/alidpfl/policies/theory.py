@@ -1,10 +1,10 @@
-"""The convergence bounds and where they are smallest: the paper's (Theorem 1, Lemma 2) and two that hold, (A) and (B).
+"""Convergence bounds and the τ at which each is smallest: the paper's Theorem 1, and (A) and (B), which hold.
 
 docs/explanation/theory.md has the proofs, the paper's errors, and how loose the bounds are.
 
-Glossary: τ `local_steps`, T `total_steps`, K `rounds`, C `clip_norm`, V `noise_power`, v the variance of one gradient,
-B `batch_size`, μ `strong_convexity` (the paper's, in Lemma 2, `curvature`), L `smoothness`, Γ `heterogeneity`,
-ζ `dissimilarity`, Δ₀ and Δ₁ a squared distance to the optimum.
+Symbols: τ `local_steps`, T `total_steps`, K `rounds`, C `clip_norm`, V `noise_power`, v the variance of one gradient,
+B `batch_size`, μ `strong_convexity` (in the paper's Lemma 2 `curvature`), L `smoothness`, Γ `heterogeneity`,
+ζ `dissimilarity`. Δ₀ and Δ₁ are squared distances to the optimum.
 """
 
 import math
@@ -13,11 +13,17 @@ from dataclasses import dataclass
 from alidpfl.errors import ConfigError
 
 MOST_LOCAL_STEPS = 10**6
-"""Where the search for the best τ ends."""
+"""Largest τ that the search for the best τ considers."""
 
 
 def noise_power(noise_multiplier: float, clip_norm: float, num_params: int, batch_size: float) -> float:
-    """V = σ²C²d / B²: the expected squared norm of the noise in one gradient.
+    """Return V = σ²C²d / B², the expected squared norm of the noise in one gradient.
+
+    Args:
+        noise_multiplier: σ.
+        clip_norm: C.
+        num_params: d.
+        batch_size: B, the expected batch size.
 
     >>> round(noise_power(1.1, 1.0, 582026, 12), 1)
     4890.6
@@ -28,39 +34,11 @@ def noise_power(noise_multiplier: float, clip_norm: float, num_params: int, batc
 # --------------------------------------------------------------------------------------------------- the paper's bound
 
 
-def lemma2_optimum(
-    *,
-    curvature: float,
-    heterogeneity: float,
-    clip_norm: float,
-    noise_power: float,
-    total_steps: float,
-    tail: float = 1.0,
-) -> float:
-    """Lemma 2: τ* = sqrt(1 + [4/μ² + 3C² + 2ΓTμ + V] / [(2 + tail/T)(C² + V)]).
-
-    `tail` is 1 in the paper and 2 in its reference code. The paper's μ is a secant, which lies in [μ, L]. U-shaped
-    in μ; tends to sqrt(1.5) as V grows, and grows like sqrt(T) where ΓTμ leads. NaN or infinite where μ is extreme.
-
-    >>> round(lemma2_optimum(curvature=3.7, heterogeneity=10, clip_norm=1, noise_power=4890.6, total_steps=317), 2)
-    1.97
-    """
-    bound = paper_bound(
-        curvature=curvature,
-        heterogeneity=heterogeneity,
-        clip_norm=clip_norm,
-        noise_power=noise_power,
-        total_steps=total_steps,
-        tail=tail,
-    )
-    return bound.best_at_fixed_rounds
-
-
 @dataclass(frozen=True, kw_only=True)
 class PaperBound:
-    """Theorem 1, as printed. It does not hold (docs/explanation/theory.md); kept to reproduce and to plot.
+    """Theorem 1 as printed. It does not hold (docs/explanation/theory.md), and is kept to reproduce and to plot.
 
-    h(τ) = L/(2T) · [aτ² + (Δ₁ − 2a)τ + a + e] for T steps in all, and, with T = Kτ,
+    h(τ) = L/(2T) · [aτ² + (Δ₁ − 2a)τ + a + e] for T steps in total, and, with T = Kτ,
     G(τ) = L/(2K) · [aτ + Δ₁ − 2a + (a + e)/τ] for K rounds.
     """
 
@@ -70,17 +48,31 @@ class PaperBound:
     """e = 4/μ² + 3C² + 2Γ/η + V."""
 
     def at_fixed_steps(self, local_steps: float, *, total_steps: float, smoothness: float, distance: float) -> float:
-        """h(τ); `distance` is Δ₁."""
+        """Return h(τ).
+
+        Args:
+            local_steps: τ.
+            total_steps: T.
+            smoothness: L.
+            distance: Δ₁.
+        """
         a, square = self.drift, local_steps * local_steps
         return smoothness / (2 * total_steps) * (a * square + (distance - 2 * a) * local_steps + a + self.rest)
 
     def at_fixed_rounds(self, local_steps: float, *, rounds: float, smoothness: float, distance: float) -> float:
-        """G(τ); `distance` is Δ₁."""
+        """Return G(τ).
+
+        Args:
+            local_steps: τ.
+            rounds: K.
+            smoothness: L.
+            distance: Δ₁.
+        """
         a = self.drift
         return smoothness / (2 * rounds) * (a * local_steps + distance - 2 * a + (a + self.rest) / local_steps)
 
     def vertex(self, *, distance: float) -> float:
-        """τ₀ = 1 − Δ₁/(2a), where the parabola h turns; `distance` is Δ₁. Never above 1.
+        """Return τ₀ = 1 − Δ₁/(2a), the vertex of the parabola h; `distance` is Δ₁. Never above 1.
 
         >>> paper_bound(curvature=1, heterogeneity=0, clip_norm=1, noise_power=1, total_steps=1).vertex(distance=6)
         0.5
@@ -89,13 +81,17 @@ class PaperBound:
 
     @property
     def best_at_fixed_steps(self) -> float:
-        """Lemma 1: on τ >= 1 h is smallest at 1, since τ₀ is not above 1."""
+        """Lemma 1: for τ >= 1, h is smallest at 1, because τ₀ is not above 1."""
         return 1.0
 
     @property
     def best_at_fixed_rounds(self) -> float:
-        """Lemma 2: G is smallest at sqrt((a + e)/a); e below 0 (a raw Γ below 0) gives 1."""
-        # max(rest, 0) and not max(0, rest): the former passes NaN on.
+        """Lemma 2: G is smallest at τ* = sqrt((a + e)/a), or at 1 if e < 0 (from a raw Γ below 0).
+
+        τ* is U-shaped in μ. It tends to sqrt(1.5) as V grows, and grows like sqrt(T) where ΓTμ dominates. It is NaN or
+        infinite for extreme μ.
+        """
+        # max(rest, 0) returns a NaN in `rest`; max(0, rest) would hide it.
         return math.sqrt(1.0 + max(self.rest, 0.0) / self.drift)
 
 
@@ -108,11 +104,24 @@ def paper_bound(
     total_steps: float,
     tail: float = 1.0,
 ) -> PaperBound:
-    """Theorem 1 at the paper's step size η = 1/(Tμ), where ημ = 1/T and 2Γ/η = 2ΓTμ."""
+    """Return Theorem 1 at the paper's step size η = 1/(Tμ), where ημ = 1/T and 2Γ/η = 2ΓTμ.
+
+    Args:
+        curvature: The paper's μ, a secant. It lies between μ and L of the loss.
+        heterogeneity: Γ.
+        clip_norm: C.
+        noise_power: V.
+        total_steps: T.
+        tail: 1 in the paper, 2 in its reference code; (2 + tail/T) stands for 2 + ημ.
+
+    >>> bound = paper_bound(curvature=3.7, heterogeneity=10, clip_norm=1, noise_power=4890.6, total_steps=317)
+    >>> round(bound.best_at_fixed_rounds, 2)
+    1.97
+    """
     inverse, square = 2 / curvature, clip_norm * clip_norm
     return PaperBound(
         drift=(2 + tail / total_steps) * (square + noise_power),
-        # (2/μ)·(2/μ): a tiny μ then gives infinity, where 4/μ² would divide by zero.
+        # (2/μ)·(2/μ) is infinite for a tiny μ, where 4/μ² would divide by zero.
         rest=inverse * inverse + 3 * square + 2 * heterogeneity * total_steps * curvature + noise_power,
     )
 
@@ -122,7 +131,7 @@ def paper_bound(
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What the bounds (A) and (B) ask for. All public, but for L, which may come from a private estimate."""
+    """The inputs of bounds (A) and (B). All are public, except L, which may be a private estimate."""
 
     smoothness: float
     strong_convexity: float
@@ -135,77 +144,77 @@ class Problem:
     weight_concentration: float
     """Σ p_i²."""
     initial_distance: float
-    """‖w₀ − w*‖, so that Δ₀ is its square."""
+    """‖w₀ − w*‖, the root of Δ₀."""
     dissimilarity: float
     """ζ = sup sqrt(Σ p_i ‖∇F_i − ∇F‖²); (A) does not use it."""
 
     @property
     def sampling_power(self) -> float:
-        """(κ − 1)C² = C²(1 − q)/B: what drawing a batch adds to the variance of one gradient."""
+        """Variance of one gradient from sampling its batch, (κ − 1)C² = C²(1 − q)/B."""
         return self.clip_norm**2 * (1 - self.sample_rate) / self.batch_size
 
     @property
     def gradient_variance(self) -> float:
-        """Of one noised gradient: v = (κ − 1)C² + V."""
+        """Variance of one noised gradient, v = (κ − 1)C² + V."""
         return self.sampling_power + self.noise_power
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """U(τ) = Δ₀ e^{−Kρτ} + floor + scale·[j²s² + cross·j^{3/2} s√v + jv], j = τ − 1; E F − F* <= (L/2) U(τ).
+    """U(τ) = Δ₀ e^{−Kρτ} + floor + scale·[j²s² + cross·j^{3/2} s√v + jv] with j = τ − 1, and E F − F* <= (L/2) U(τ).
 
-    Convex for τ >= 1: the first term falls ever slower, the last rises ever faster.
+    U is convex for τ >= 1: the first term falls ever slower, and the last rises ever faster.
     """
 
     rounds: float
     """K."""
     decay: float
-    """ρ: one step multiplies the distance by e^{−ρ}; infinite where one step contracts to 0."""
+    """ρ: one step multiplies the squared distance by e^{−ρ}; infinite if one step reaches 0."""
     squared_distance: float
     """Δ₀."""
     floor: float
-    """What gradient noise leaves whatever τ is."""
+    """The error that gradient noise leaves at any τ."""
     scale: float
     spread: float
     """s: C in (A), ζ in (B)."""
     variance: float
     """v."""
     cross: float
-    """0 where (jC + sqrt(jv))² was bounded by 2(j²C² + jv), 2 where it is kept."""
+    """0 if (jC + sqrt(jv))² was bounded by 2(j²C² + jv), 2 if it is kept."""
 
     def value(self, local_steps: float) -> float:
-        """U(τ)."""
+        """Return U(τ)."""
         return self._bias(local_steps) + self.floor + self._drift(local_steps - 1)
 
     def slope(self, local_steps: float) -> float:
-        """dU/dτ for τ >= 1; its root is τ*."""
+        """Return dU/dτ for τ >= 1. Its root is τ*."""
         j, spread = local_steps - 1, self.spread
         cross = 1.5 * self.cross * spread * math.sqrt(self.variance * j)
         rises = self.scale * (2 * j * spread**2 + cross + self.variance)
-        # An infinite ρ has contracted all there was at τ = 1.
+        # With an infinite ρ the distance is 0 after one step.
         falls = 0.0 if math.isinf(self.decay) else self.rounds * self.decay * self._bias(local_steps)
         return rises - falls
 
     def best(self) -> int:
-        """The whole τ in [1, 10⁶] with the smallest U; the smaller one of two."""
+        """Return the whole τ in [1, 10⁶] with the smallest U; of two the smaller."""
         low, high = 1, MOST_LOCAL_STEPS
-        while low < high:  # U is convex: find the first τ from which one more step does not lower it
+        while low < high:  # U is convex: find the first τ after which one more step does not lower U
             middle = (low + high) // 2
             low, high = (middle + 1, high) if self._gains_after(middle) else (low, middle)
         return low
 
     def best_real(self) -> float:
-        """The real τ >= 1 with the smallest U, where the slope is 0; infinite where U falls up to 10⁶."""
+        """Return the real τ >= 1 with the smallest U; infinite if U still falls at 10⁶."""
         from scipy.optimize import brentq
 
         if not self.slope(1.0) < 0:
             return 1.0
-        if self.slope(float(MOST_LOCAL_STEPS)) <= 0:  # 0 where L = μ: nothing rises, and what falls has underflowed
+        if self.slope(float(MOST_LOCAL_STEPS)) <= 0:  # 0 if L = μ: no term rises, and the falling one underflows
             return math.inf
         return float(brentq(self.slope, 1.0, float(MOST_LOCAL_STEPS), xtol=1e-10))
 
     def _gains_after(self, local_steps: int) -> bool:
-        """U(τ + 1) < U(τ), without the floor, next to which the difference could drown."""
+        """Return whether U(τ + 1) < U(τ). Leaves the floor out, next to which rounding could hide the difference."""
         step = self._drift(local_steps) - self._drift(local_steps - 1)
         return self._bias(local_steps) * -math.expm1(-self.rounds * self.decay) > step
 
@@ -218,7 +227,7 @@ class Bound:
 
 
 def bound_a(problem: Problem) -> Bound:
-    """(A), for η <= 1/(2μ).
+    """Return bound (A). It holds for η <= 1/(2μ).
 
     U(τ) = (1−2ημ)^{Kτ} Δ₀ + (η/2μ)(κC² + VΣp²) + (η²(L−μ)/μ) [(τ−1)²C² + (τ−1)v].
     """
@@ -238,9 +247,9 @@ def bound_a(problem: Problem) -> Bound:
 
 
 def bound_b(problem: Problem) -> Bound:
-    """(B), tighter, for η <= 1/(2L); r = 2ημ(1 − ηL) is the contraction of one step.
+    """Return bound (B), which is tighter. It holds for η <= 1/(2L). One step contracts by r = 2ημ(1 − ηL).
 
-    Δ_{t+1} <= (1−r)Δ_t + η(L−μ+2ηL²)D_t + η²vΣp², with D_t <= η²(jζ + sqrt(jv))² at its largest, j = τ − 1, hence
+    Δ_{t+1} <= (1−r)Δ_t + η(L−μ+2ηL²)D_t + η²vΣp², where D_t is at most η²(jζ + sqrt(jv))² with j = τ − 1. Hence
     U(τ) = (1−r)^{Kτ} Δ₀ + (η²/r) vΣp² + (η³(L−μ+2ηL²)/r) [(τ−1)ζ + sqrt((τ−1)v)]².
     """
     eta, mu, smoothness = problem.learning_rate, problem.strong_convexity, problem.smoothness
@@ -259,7 +268,7 @@ def bound_b(problem: Problem) -> Bound:
 
 
 def _decay(contraction: float) -> float:
-    """ρ = −ln(1 − contraction)."""
+    """Return ρ = −ln(1 − contraction)."""
     return -math.log1p(-contraction) if contraction < 1 else math.inf
 
 

@@ -1,6 +1,6 @@
 """Privacy accounting: what steps cost, how many a budget pays for, how much noise they need. Never imports torch."""
 
-from alidpfl.privacy.accountants import ACCOUNTANTS, ORDERS
+from alidpfl.privacy.accountants import ORDERS
 from alidpfl.privacy.accounting import (
     NOISE_TOLERANCE,
     epsilon,
@@ -13,6 +13,7 @@ from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.client_ledger import FilteredLedger, Ledger, PlannedLedger
 from alidpfl.privacy.filter import RdpFilter
 from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian
+from alidpfl.registry import ACCOUNTANTS
 
 __all__ = [
     "ACCOUNTANTS",

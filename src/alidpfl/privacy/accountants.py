@@ -1,14 +1,18 @@
-"""ε of a composition by three accountants, all through dp-accounting, each an upper bound that errs on the safe side.
+"""Three accountants that compute ε of a composition through dp-accounting.
 
 | name | bound |
 | --- | --- |
 | `rdp-paper` | Rényi DP at the paper's orders, ε = R(α) + log(1/δ)/(α−1) (Mironov 2017, Proposition 3) |
 | `rdp` | the same orders, the tighter conversion of Canonne, Kamath & Steinke 2020, Proposition 12 |
 | `pld` | privacy loss distributions, "connect the dots" (Doroshenko et al. 2022); `rdp` where that is less |
+
+Formal guarantee: each returns an upper bound of ε, also after rounding. Neighbouring data sets differ by one added or
+removed record.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final, TypeAlias
 
@@ -17,25 +21,45 @@ import numpy.typing as npt
 from dp_accounting import rdp
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from alidpfl.inputs.names import named
 from alidpfl.privacy.mechanisms import Composition, SampledGaussian
+from alidpfl.registry import ACCOUNTANTS
 
 ORDERS: Final = (*range(2, 64), 128, 256, 512)
 """The Rényi orders α of the paper's reference code."""
 
 Epsilon: TypeAlias = Callable[[Composition, float], float]
-"""ε of a composition that is not empty, at δ; infinite if it has no bound, never NaN."""
+"""Returns ε at δ of a composition that is not empty: infinite if it has no bound, never NaN."""
+
+_INTERVAL: Final = 1e-4  # of privacy loss, between two points of the grid
+_STEP_POINTS, _TOTAL_POINTS = 5e5, 1e7  # of the grid, for one step and for all: seconds and a few hundred megabytes
+# Noise of probability e^-40 is cut off and counted as infinite loss. This is pessimistic, by at most 4e-11 in δ over
+# MAX_STEPS. dp-accounting's own e^-50 makes every array a quarter longer.
+_LOG_TRUNCATED_MASS: Final = -40.0
+_BLOCK, _BLOCKS_FROM = 1024, 100_000
 
 
-def ladder(accountant: str) -> tuple[Epsilon, ...]:
-    """The accountant's ε last, and before it, cheapest first, others whose answers are good guesses of its own."""
-    return named("accountant", accountant, _LADDERS)
+@dataclass(frozen=True, kw_only=True)
+class Accountant:
+    """A way to compute ε. `epsilon` and `quick` must return upper bounds; guesses may be too small."""
+
+    epsilon: Epsilon
+    """The accountant's own function. It decides what is affordable."""
+    guesses: tuple[Epsilon, ...] = ()
+    """Cheaper functions that come close to `epsilon`, cheapest first. Searches only start from them."""
+    quick: Epsilon | None = None
+    """An upper bound of `epsilon` in a fraction of its time; None for `epsilon` itself."""
+
+
+def search_functions(accountant: str) -> tuple[Epsilon, ...]:
+    """Return the guesses of an accountant, cheapest first, and its own function last."""
+    found: Accountant = ACCOUNTANTS[accountant]
+    return (*found.guesses, found.epsilon)
 
 
 def quick_bound(accountant: str) -> Epsilon:
-    """The accountant's ε, or a bound of it that takes a tenth of the time and is hardly larger."""
-    exact = ladder(accountant)[-1]
-    return partial(_pld_epsilon, coarser=10) if exact is _pld_epsilon else exact
+    """Return the accountant's quick upper bound of ε, or its own function if it has none."""
+    found: Accountant = ACCOUNTANTS[accountant]
+    return found.quick or found.epsilon
 
 
 # ---------------------------------------------------------------------------------------------------------- Rényi DP
@@ -45,11 +69,11 @@ def quick_bound(accountant: str) -> Epsilon:
 def rdp_of_step(
     sample_rate: float, noise_multiplier: float, orders: tuple[int, ...] = ORDERS
 ) -> npt.NDArray[np.float64]:
-    """R(α) of one step at each order (Mironov, Talwar & Zhang 2019, section 3.3), rounded up; read-only."""
+    """Return R(α) of one step at each order (Mironov, Talwar & Zhang 2019, section 3.3), rounded up, read-only."""
     step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
     computed = rdp.RdpAccountant(list(orders)).compose(step.event).rdp
-    # dp-accounting's sum of logarithms is off by up to 5e-16 either way, and it reads a negative R(α) as ε = 0: large
-    # σ or small q would then be free for ever. Rounding up by far more than the error costs nothing that matters.
+    # dp-accounting's sum of logarithms is off by up to 5e-16 in either direction, and it treats a negative R(α) as
+    # ε = 0. Any number of steps at large σ or small q would then be free. So round up by far more than the error.
     rounded_up: npt.NDArray[np.float64] = np.maximum(computed, 0.0) * (1 + 1e-12) + 1e-14
     rounded_up.flags.writeable = False
     return rounded_up
@@ -61,13 +85,13 @@ def _rdp(composition: Composition) -> npt.NDArray[np.float64]:
     return total
 
 
-def _rdp_epsilon(composition: Composition, delta: float) -> float:
-    return converted(ORDERS, _rdp(composition), delta)
-
-
-def converted(orders: tuple[int, ...], renyi: npt.NDArray[np.float64], delta: float) -> float:
-    """ε at δ of what is (α, R(α))-RDP at these orders (Canonne et al. 2020, Proposition 12)."""
+def epsilon_from_rdp(orders: tuple[int, ...], renyi: npt.NDArray[np.float64], delta: float) -> float:
+    """Return ε at δ of a mechanism that is (α, R(α))-RDP at these orders (Canonne et al. 2020, Proposition 12)."""
     return float(rdp.compute_epsilon(orders, renyi, delta)[0])
+
+
+def _rdp_epsilon(composition: Composition, delta: float) -> float:
+    return epsilon_from_rdp(ORDERS, _rdp(composition), delta)
 
 
 def _rdp_paper_epsilon(composition: Composition, delta: float) -> float:
@@ -77,22 +101,16 @@ def _rdp_paper_epsilon(composition: Composition, delta: float) -> float:
 
 # ------------------------------------------------------------------------------------------ privacy loss distributions
 
-_INTERVAL: Final = 1e-4  # of privacy loss between two points of the grid
-_STEP_POINTS, _TOTAL_POINTS = 5e5, 1e7  # of the grid, for one step and for all: seconds and a few hundred megabytes
-# Noise of probability e^-40 is cut off and counted as infinite loss: pessimistic, 4e-11 at most in δ over MAX_STEPS.
-# dp-accounting's own e^-50 makes every array a quarter longer.
-_LOG_TRUNCATED_MASS: Final = -40.0
-_BLOCK, _BLOCKS_FROM = 1024, 100_000
-
 
 def _pld_epsilon(composition: Composition, delta: float, *, coarser: int = 1) -> float:
-    """The smaller of two valid bounds: the loss distribution's, and Rényi DP's.
+    """Return the smaller of two valid bounds: that of the loss distribution, and that of Rényi DP.
 
-    The second wins where the grid is too coarse (a step whose loss is far below the interval) or δ is near the
-    rounding error of the Fourier transforms.
+    The second is smaller where the grid is too coarse (the loss of a step is far below the interval), or where δ is
+    near the rounding error of the Fourier transforms.
     """
     bound = _rdp_epsilon(composition, delta)
-    # Fourier transforms leave up to about 1e-13 + 3e-17 T of error in δ(ε) (measured), either way: pay it from δ.
+    # Fourier transforms leave an error of up to about 1e-13 + 3e-17 T in δ(ε) (measured), in either direction. So
+    # subtract more than that from δ.
     delta_left = delta - 1e-12 - 1e-16 * sum(m.steps for m in composition)
     if delta_left <= 0:
         return bound
@@ -102,7 +120,7 @@ def _pld_epsilon(composition: Composition, delta: float, *, coarser: int = 1) ->
         for other in others:
             total = total.compose(other)
         tight = float(total.get_epsilon_for_delta(delta_left))
-    except (ArithmeticError, ValueError):  # dp-accounting gives up on losses beyond a float's exponent
+    except (ArithmeticError, ValueError):  # dp-accounting fails on losses beyond a float's exponent
         return bound
     return tight if tight < bound else bound
 
@@ -112,20 +130,20 @@ def _coarse_pld_epsilon(composition: Composition, delta: float) -> float:
 
 
 def _extrapolated_pld_epsilon(composition: Composition, delta: float) -> float:
-    """Richardson: connecting the dots adds variance in proportion to interval². A guess, and no bound."""
+    """Return a guess, not a bound: connecting the dots adds variance in proportion to interval² (Richardson)."""
     finer, coarser = (_pld_epsilon(composition, delta, coarser=times) for times in (10, 20))
     return finer - (coarser - finer) / 3 if coarser < math.inf else finer
 
 
 def _interval(composition: Composition, epsilon_bound: float) -> float:
-    """1e-4, or as many times ten as keep the grid within memory (little noise, or a very large ε)."""
+    """Return 1e-4, times a power of ten if the grid would not fit in memory (little noise, or a very large ε)."""
     step_range = max(_loss_range(m) for m in composition)
     interval = max(_INTERVAL, step_range / _STEP_POINTS, min(epsilon_bound, 1e12) / _TOTAL_POINTS)
     return float(_INTERVAL * 10 ** max(0, math.ceil(math.log10(interval / _INTERVAL))))
 
 
 def _loss_range(mechanism: SampledGaussian) -> float:
-    """About how far apart the privacy losses on one step's grid are, at noise of up to ten standard deviations."""
+    """Return about the range of privacy losses on one step's grid, for noise of up to ten standard deviations."""
     sample_rate, noise_multiplier = mechanism.sample_rate, mechanism.noise_multiplier
     if sample_rate == 1:
         noise_multiplier /= math.sqrt(mechanism.steps)  # composed in closed form, below
@@ -136,13 +154,13 @@ def _loss_range(mechanism: SampledGaussian) -> float:
 
 def _composed_pld(mechanism: SampledGaussian, interval: float) -> pld.PrivacyLossDistribution:
     if mechanism.sample_rate == 1:
-        # T Gaussian releases are one at σ/√T (Dong, Roth & Su 2022, Corollary 3.3): no composition error.
+        # T Gaussian releases equal one at σ/√T (Dong, Roth & Su 2022, Corollary 3.3), without composition error.
         return _single_pld(1.0, mechanism.noise_multiplier / math.sqrt(mechanism.steps), interval)
     single = _single_pld(mechanism.sample_rate, mechanism.noise_multiplier, interval)
     if mechanism.steps < _BLOCKS_FROM:
         return single.self_compose(mechanism.steps)
-    # dp-accounting raises the number of grid points to the number of steps, as an exact integer: slow for
-    # millions of steps. In blocks it is quick, and the tails cut off once more only add infinite loss.
+    # dp-accounting computes (grid points)^steps as an exact integer, which is slow for millions of steps. Composing in
+    # blocks is quick. It cuts the tails once more, which only adds infinite loss.
     blocks, rest = divmod(mechanism.steps, _BLOCK)
     total = single.self_compose(_BLOCK).self_compose(blocks)
     return total.compose(single.self_compose(rest)) if rest else total
@@ -159,11 +177,10 @@ def _single_pld(sample_rate: float, noise_multiplier: float, interval: float) ->
     )
 
 
-_LADDERS: Final[dict[str, tuple[Epsilon, ...]]] = {
-    "rdp-paper": (_rdp_paper_epsilon,),
-    "rdp": (_rdp_epsilon,),
-    "pld": (_rdp_epsilon, _coarse_pld_epsilon, _extrapolated_pld_epsilon, _pld_epsilon),
-}
-
-ACCOUNTANTS: Final = tuple(_LADDERS)
-"""The accountants' names, loosest bound first."""
+RDP_PAPER: Final = Accountant(epsilon=_rdp_paper_epsilon)
+RDP: Final = Accountant(epsilon=_rdp_epsilon)
+PLD: Final = Accountant(
+    epsilon=_pld_epsilon,
+    guesses=(_rdp_epsilon, _coarse_pld_epsilon, _extrapolated_pld_epsilon),
+    quick=partial(_pld_epsilon, coarser=10),
+)

@@ -1,12 +1,12 @@
-"""The three questions: what does it cost, how many steps does a budget pay for, how much noise do steps need."""
+"""Answers three questions: what steps cost, how many steps a budget pays for, and how much noise steps need."""
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 from alidpfl.errors import BudgetExceededError
-from alidpfl.inputs import checks
-from alidpfl.privacy.accountants import Epsilon, ladder, quick_bound
+from alidpfl.privacy.accountants import Epsilon, quick_bound, search_functions
 from alidpfl.privacy.budget import PrivacyBudget, checked_delta
 from alidpfl.privacy.gaussian_dp import limiting_noise
 from alidpfl.privacy.mechanisms import (
@@ -16,7 +16,6 @@ from alidpfl.privacy.mechanisms import (
     Composition,
     Mechanism,
     SampledGaussian,
-    checked_sample_rate,
     merged,
 )
 from alidpfl.privacy.step_search import largest_affordable, nearly_least
@@ -28,10 +27,10 @@ _GRID = round(1 / NOISE_TOLERANCE)
 
 
 def epsilon(mechanisms: Iterable[Mechanism], delta: float, accountant: str = "pld") -> float:
-    """ε at δ of everything in `mechanisms`, in any order; an upper bound, infinite if there is none.
+    """Return ε at δ of all `mechanisms` together, in any order; infinite if the accountant has no bound.
 
-    Steps may differ in sampling rate and noise, provided both were fixed in advance; noise chosen by looking at
-    outputs needs `RdpFilter`.
+    Formal guarantee: the composition is (ε, δ)-differentially private, if sampling rates and noise were fixed in
+    advance. They may differ from step to step. Noise that depends on outputs needs `RdpFilter`.
 
     >>> steps = SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=314)
     >>> round(epsilon([steps], delta=1e-5, accountant="rdp-paper"), 2)
@@ -43,13 +42,13 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float, accountant: str = "pl
 
 
 def epsilon_bound(mechanisms: Iterable[Mechanism], delta: float, accountant: str = "pld") -> float:
-    """As `epsilon`, never less and hardly more (below 0.1 %), ten times as fast: for reports while training goes on.
+    """Return an upper bound of `epsilon`, at most 0.1 % larger and ten times as fast, for reports during training.
 
     >>> steps = SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=314)
     >>> 1.3512 < epsilon([steps], delta=1e-5) <= epsilon_bound([steps], delta=1e-5) < 1.3525
     True
     """
-    return _epsilon_bound(merged(mechanisms), checked_delta(delta), accountant)
+    return _epsilon(merged(mechanisms), checked_delta(delta), accountant, quick=True)
 
 
 def max_steps(
@@ -60,10 +59,20 @@ def max_steps(
     accountant: str = "pld",
     already_spent: Iterable[Mechanism] = (),
 ) -> int:
-    """R_c of Algorithm 3: the most DP-SGD steps T that the budget pays for, ε(T) <= ε < ε(T + 1).
+    """Return R_c of Algorithm 3: the largest number of DP-SGD steps that the budget pays for.
 
-    Both ends are computed, not inferred, unless the answer is `MAX_STEPS`: a budget that pays for more than ten
-    million steps counts as paying for ten million. Raises BudgetExceededError if it does not pay for one.
+    Formal guarantee: ε(R_c) <= ε < ε(R_c + 1). Both ends are computed, except that a budget for more than `MAX_STEPS`
+    steps counts as one for `MAX_STEPS`.
+
+    Args:
+        budget: (ε, δ) of one data set.
+        sample_rate: q of each step.
+        noise_multiplier: σ of each step.
+        accountant: A name in `ACCOUNTANTS`.
+        already_spent: Mechanisms that the budget has paid for already.
+
+    Raises:
+        BudgetExceededError: The budget does not pay for one step.
 
     >>> max_steps(PrivacyBudget(epsilon=2.0, delta=1e-5), 0.015, 1.1, accountant="rdp-paper")
     314
@@ -75,7 +84,16 @@ def max_steps(
 def no_step_error(
     budget: PrivacyBudget, step: SampledGaussian, accountant: str, spent: Composition = ()
 ) -> BudgetExceededError:
-    """Says that not one step is paid for, and which ε would do. No search for σ: whoever probes budgets meets many."""
+    """Return the error that a budget does not pay for one step. It names an ε that would.
+
+    It does not search for a σ that would: callers that try many budgets get this error often.
+
+    Args:
+        budget: (ε, δ) of one data set.
+        step: One step.
+        accountant: A name in `ACCOUNTANTS`.
+        spent: Mechanisms that the budget has paid for already.
+    """
     needed = _epsilon(merged([*spent, step]), budget.delta, accountant)
     return BudgetExceededError(
         f"epsilon={budget.epsilon:g} at delta={budget.delta:g} does not pay for one step at sample_rate="
@@ -92,55 +110,64 @@ def noise_multiplier_for(
     accountant: str = "pld",
     already_spent: Iterable[Mechanism] = (),
 ) -> float:
-    """The least noise multiplier σ, a multiple of 0.0001, at which the budget pays for `steps` DP-SGD steps.
+    """Return the least noise multiplier σ, a multiple of 0.0001, at which the budget pays for `steps` DP-SGD steps.
 
-    ε(σ) <= ε < ε(σ − 0.0001), both computed: the result never overspends.
+    Formal guarantee: ε(σ) <= ε < ε(σ − 0.0001). Both ends are computed.
+
+    Args:
+        budget: (ε, δ) of one data set.
+        sample_rate: q of each step.
+        steps: Number of steps.
+        accountant: A name in `ACCOUNTANTS`.
+        already_spent: Mechanisms that the budget has paid for already.
+
+    Raises:
+        BudgetExceededError: No accepted noise multiplier is large enough.
 
     >>> noise_multiplier_for(PrivacyBudget(epsilon=2.0, delta=1e-5), 0.015, 314, accountant="rdp-paper")
     1.1
     """
-    sample_rate = checked_sample_rate(sample_rate)
-    steps = checks.whole("steps", steps, low=1, high=MAX_STEPS)
-    return _noise_multiplier_for(budget, sample_rate, steps, accountant, merged(already_spent))
+    step = _noisiest(sample_rate, steps)
+    return _noise_multiplier_for(budget, step, accountant, merged(already_spent))
 
 
 def noise_multiplier_bound(budget: PrivacyBudget, sample_rate: float, steps: int, *, accountant: str = "pld") -> float:
-    """As `noise_multiplier_for`, never less and hardly more (1 %), several times as fast: for comparing many.
+    """Return an upper bound of `noise_multiplier_for`, at most 1 % larger and several times as fast.
+
+    Args:
+        budget: (ε, δ) of one data set.
+        sample_rate: q of each step.
+        steps: Number of steps.
+        accountant: A name in `ACCOUNTANTS`.
+
+    Raises:
+        BudgetExceededError: No accepted noise multiplier is large enough.
 
     >>> budget = PrivacyBudget(epsilon=2.0, delta=1e-5)
     >>> exact, quick = 6.3975, noise_multiplier_bound(budget, 0.25, 158)
     >>> exact <= quick < 1.003 * exact
     True
     """
-    sample_rate = checked_sample_rate(sample_rate)
-    steps = checks.whole("steps", steps, low=1, high=MAX_STEPS)
-    return _noise_multiplier_bound(budget, sample_rate, steps, accountant)
+    return _noise_multiplier_bound(budget, _noisiest(sample_rate, steps), accountant)
 
 
 @lru_cache(maxsize=1024)
-def _epsilon(composition: Composition, delta: float, accountant: str) -> float:
-    of = ladder(accountant)[-1]
-    return of(composition, delta) if composition else 0.0
-
-
-@lru_cache(maxsize=1024)
-def _epsilon_bound(composition: Composition, delta: float, accountant: str) -> float:
-    return quick_bound(accountant)(composition, delta) if composition else 0.0
+def _epsilon(composition: Composition, delta: float, accountant: str, *, quick: bool = False) -> float:
+    function = quick_bound(accountant) if quick else search_functions(accountant)[-1]
+    return function(composition, delta) if composition else 0.0
 
 
 @lru_cache(maxsize=1024)
 def _max_steps(budget: PrivacyBudget, step: SampledGaussian, accountant: str, spent: Composition) -> int:
     _refuse_if_overspent(budget, spent, accountant)
 
-    def composition(steps: int) -> Composition:
-        return merged([*spent, *_repeated(step, steps)])
+    def cost_by(function: Epsilon) -> Callable[[int], float]:
+        return lambda steps: function(merged([*spent, replace(step, steps=steps)]), budget.delta)
 
-    def cost_by(rung: Epsilon) -> Callable[[int], float]:
-        return lambda steps: rung(composition(steps), budget.delta)
-
-    guess, high = 1, MAX_STEPS - _steps_of(spent, like=step)
-    for rung in ladder(accountant):
-        guess = largest_affordable(cost_by(rung), budget.epsilon, low=0, high=high, guess=guess)
+    equal_steps = sum(mechanism.steps for mechanism in spent if replace(mechanism, steps=1) == step)
+    guess, high = 1, MAX_STEPS - equal_steps
+    for function in search_functions(accountant):
+        guess = largest_affordable(cost_by(function), budget.epsilon, low=0, high=high, guess=guess)
     if guess == 0:
         raise no_step_error(budget, step, accountant, spent)
     return guess
@@ -148,67 +175,57 @@ def _max_steps(budget: PrivacyBudget, step: SampledGaussian, accountant: str, sp
 
 @lru_cache(maxsize=1024)
 def _noise_multiplier_for(
-    budget: PrivacyBudget, sample_rate: float, steps: int, accountant: str, spent: Composition
+    budget: PrivacyBudget, noisiest: SampledGaussian, accountant: str, spent: Composition
 ) -> float:
     _refuse_if_overspent(budget, spent, accountant)
     largest = round(MAX_NOISE_MULTIPLIER * _GRID)
 
-    def cost_by(rung: Epsilon, noise: Callable[[int], float]) -> Callable[[int], float]:
-        return lambda n: rung(
-            merged([*spent, SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise(n), steps=steps)]),
-            budget.delta,
-        )
+    def cost_by(function: Epsilon, noise: Callable[[int], float]) -> Callable[[int], float]:
+        return lambda n: function(merged([*spent, replace(noisiest, noise_multiplier=noise(n))]), budget.delta)
 
-    def on_grid(less: int) -> float:  # ε never falls with `less`, as the search needs
+    def on_grid(less: int) -> float:  # ε never falls with `less`, as the search requires
         return (largest - less) / _GRID
 
     def geometric(n: int) -> float:  # to within 5 %, quickly, for a first guess
         return max(MAX_NOISE_MULTIPLIER * 1.05**-n, MIN_NOISE_MULTIPLIER)
 
-    rungs = ladder(accountant)
-    if cost_by(rungs[-1], on_grid)(0) > budget.epsilon:
-        raise _never_enough(budget, steps)
-    first = largest_affordable(cost_by(rungs[0], geometric), budget.epsilon, low=0, high=424, guess=280)
+    functions = search_functions(accountant)
+    if cost_by(functions[-1], on_grid)(0) > budget.epsilon:
+        raise _never_enough(budget, noisiest.steps)
+    first = largest_affordable(cost_by(functions[0], geometric), budget.epsilon, low=0, high=424, guess=280)
     guess = largest - math.ceil(geometric(first) * _GRID)
     high = largest - round(MIN_NOISE_MULTIPLIER * _GRID)
-    for rung in rungs:
-        guess = largest_affordable(cost_by(rung, on_grid), budget.epsilon, low=0, high=high, guess=guess)
+    for function in functions:
+        guess = largest_affordable(cost_by(function, on_grid), budget.epsilon, low=0, high=high, guess=guess)
     return on_grid(guess)
 
 
 @lru_cache(maxsize=1024)
-def _noise_multiplier_bound(budget: PrivacyBudget, sample_rate: float, steps: int, accountant: str) -> float:
-    def cost(noise: float) -> float:
-        step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise, steps=steps)
-        return cost_of((step,), budget.delta)
-
-    # The quick bound's error, of about a thousandth, would be much of a small ε.
-    cost_of = quick_bound(accountant) if budget.epsilon >= 1 else ladder(accountant)[-1]
-    guess = math.ceil(limiting_noise(budget, sample_rate, steps) * _GRID) / _GRID
+def _noise_multiplier_bound(budget: PrivacyBudget, noisiest: SampledGaussian, accountant: str) -> float:
+    # The quick bound's error of about a thousandth would be much of a small ε.
+    function = quick_bound(accountant) if budget.epsilon >= 1 else search_functions(accountant)[-1]
+    guess = math.ceil(limiting_noise(budget, noisiest.sample_rate, noisiest.steps) * _GRID) / _GRID
     found = nearly_least(
-        cost, budget.epsilon, low=MIN_NOISE_MULTIPLIER, high=MAX_NOISE_MULTIPLIER, guess=guess, tolerance=2e-3
+        lambda noise: function((replace(noisiest, noise_multiplier=noise),), budget.delta),
+        budget.epsilon,
+        low=MIN_NOISE_MULTIPLIER,
+        high=MAX_NOISE_MULTIPLIER,
+        guess=guess,
+        tolerance=2e-3,
     )
     if found is None:
-        raise _never_enough(budget, steps)
-    return math.ceil(found * _GRID) / _GRID  # a little more noise is no less private
+        raise _never_enough(budget, noisiest.steps)
+    return math.ceil(found * _GRID) / _GRID  # rounding up adds noise, which is no less private
+
+
+def _noisiest(sample_rate: float, steps: int) -> SampledGaussian:
+    return SampledGaussian(sample_rate=sample_rate, noise_multiplier=MAX_NOISE_MULTIPLIER, steps=steps)
 
 
 def _never_enough(budget: PrivacyBudget, steps: int) -> BudgetExceededError:
     return BudgetExceededError(
         f"no noise multiplier up to {MAX_NOISE_MULTIPLIER:g} makes steps={steps} fit in epsilon="
         f"{budget.epsilon:g} at delta={budget.delta:g}: ask for fewer steps or raise epsilon"
-    )
-
-
-def _repeated(step: SampledGaussian, steps: int) -> tuple[SampledGaussian, ...]:
-    if steps == 0:
-        return ()
-    return (SampledGaussian(sample_rate=step.sample_rate, noise_multiplier=step.noise_multiplier, steps=steps),)
-
-
-def _steps_of(spent: Composition, *, like: SampledGaussian) -> int:
-    return sum(
-        m.steps for m in spent if (m.sample_rate, m.noise_multiplier) == (like.sample_rate, like.noise_multiplier)
     )
 
 
@@ -222,7 +239,7 @@ def _refuse_if_overspent(budget: PrivacyBudget, spent: Composition, accountant: 
 
 
 def _rounded_up(value: float) -> str:
-    """Four digits, never less than the value: a remedy that works when it is followed."""
+    """Return four digits, never less than the value, so that the remedy in an error works."""
     if not 0 < value < math.inf:
         return f"{value:g}"
     unit = 10.0 ** (math.floor(math.log10(value)) - 3)

@@ -1,27 +1,27 @@
-"""What a data set may spend."""
+"""The privacy budget of one data set."""
 
 import sys
 from dataclasses import dataclass
 
 from alidpfl.inputs import checks
 
-_LARGE = 10.0  # ε: above it the odds of any conclusion about a record may change by a factor of 20,000
+_LARGE = 10.0  # above this ε the odds of any conclusion about a record may change by a factor of 20,000
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyBudget:
-    """(ε, δ) of sample-level differential privacy, add-or-remove-one, for everything released from one data set.
+    """(ε, δ) for everything that is released from one data set. Both numbers are public.
 
-    Both numbers are public.
+    Neighbouring data sets differ by one added or removed record.
 
     >>> PrivacyBudget(epsilon=2.0, delta=1e-5)
     PrivacyBudget(epsilon=2.0, delta=1e-05)
     """
 
     epsilon: float
-    """Natural-log units, finite, > 0."""
+    """ε, finite and above 0, in natural-log units."""
     delta: float
-    """A probability in (0, 1); usually well below one over the number of samples."""
+    """δ, a probability in (0, 1). Keep it well below one over the number of records."""
 
     def __post_init__(self) -> None:
         smallest = sys.float_info.min
@@ -30,7 +30,7 @@ class PrivacyBudget:
         object.__setattr__(self, "delta", checked_delta(self.delta))
 
     def weakness(self, num_records: int) -> str | None:
-        """Why this hides little of a data set of so many records; None if it does not.
+        """Return why this budget protects a data set of `num_records` records poorly; None if it does not.
 
         >>> PrivacyBudget(epsilon=2.0, delta=1e-5).weakness(6000) is None
         True
@@ -48,6 +48,6 @@ class PrivacyBudget:
 
 
 def checked_delta(delta: object) -> float:
-    """`delta` as a float in (0, 1)."""
+    """Return `delta` as a float in (0, 1); ConfigError otherwise."""
     rule = "must be in (0, 1); did you pass epsilon? A usual choice is below 1 / number of samples"
     return checks.real("delta", delta, above=0, below=1, rule=rule)

@@ -1,8 +1,8 @@
-"""Accounting for noise that is chosen by looking at earlier outputs (Adap DP-FL lowers σ when the loss falls).
+"""Accounting for noise that depends on earlier outputs (Adap DP-FL lowers σ when the loss falls).
 
-Ordinary composition needs all sampling rates and noise multipliers fixed in advance. A Rényi filter does not: fix an
-order α and a limit B, let every next mechanism depend on all outputs so far, and stop before the sum of the R(α) of
-what was run crosses B. The whole is then (α, B)-RDP (Feldman & Zrnic 2020, "Individual privacy accounting via a Rényi
+Ordinary composition needs all sampling rates and noise multipliers fixed in advance. A Rényi filter does not. Fix an
+order α and a limit B, let every next mechanism depend on all outputs so far, and stop before the sum of the R(α) of all
+mechanisms exceeds B. Then the whole is (α, B)-RDP (Feldman & Zrnic 2020, "Individual privacy accounting via a Rényi
 filter", arXiv 2008.11193).
 
 The order must be fixed before the first output. Going on while *any* order of a grid still fits lets the outputs
@@ -15,7 +15,7 @@ import numpy as np
 
 from alidpfl.errors import BudgetExceededError
 from alidpfl.inputs import checks
-from alidpfl.privacy.accountants import ORDERS, converted, rdp_of_step
+from alidpfl.privacy.accountants import ORDERS, epsilon_from_rdp, rdp_of_step
 from alidpfl.privacy.accounting import no_step_error
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.mechanisms import MAX_STEPS, Mechanism, SampledGaussian, merged
@@ -24,9 +24,10 @@ from alidpfl.privacy.step_search import largest_affordable
 
 @dataclass(frozen=True, kw_only=True)
 class RdpFilter:
-    """A budget, a Rényi order fixed in advance, and what was spent of it; `charge` returns the next state.
+    """A budget, a Rényi order fixed in advance, and what was spent of the budget. `charge` returns the next state.
 
-    Charge before the mechanism runs. Everything in here is public or post-processing of released outputs.
+    Formal guarantee: all mechanisms that were charged before they ran are together (ε, δ)-differentially private, even
+    if each depends on the outputs of those before it. The state is public, or post-processing of outputs.
 
     >>> budget = PrivacyBudget(epsilon=2.0, delta=1e-5)
     >>> filter = RdpFilter.for_plan(budget, sample_rate=0.015, noise_multiplier=1.1)
@@ -39,7 +40,7 @@ class RdpFilter:
     order: int
     """α, chosen from public values only, before the first output."""
     rdp_spent: float = 0.0
-    """Sum of R(α) over what was charged."""
+    """Sum of R(α) over all charges."""
 
     def __post_init__(self) -> None:
         checks.whole("order", self.order, low=2, high=max(ORDERS))
@@ -47,21 +48,29 @@ class RdpFilter:
 
     @classmethod
     def for_plan(cls, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float) -> "RdpFilter":
-        """The filter whose order allows the most steps of a planned mechanism, which must be public."""
+        """Return the filter with the order that allows the most steps of a planned mechanism, which must be public.
+
+        Raises:
+            BudgetExceededError: The budget does not pay for one step.
+        """
         filters = [cls(budget=budget, order=order) for order in ORDERS]
         steps = [f.affordable_steps(sample_rate, noise_multiplier) for f in filters]
         if max(steps) == 0:
             step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
-            raise no_step_error(budget, step, "rdp")  # of one step, the best order's is what that accountant says
+            raise no_step_error(budget, step, "rdp")  # for one step the best order gives what `rdp` gives
         return filters[steps.index(max(steps))]
 
     @property
     def epsilon_spent(self) -> float:
-        """ε at the budget's δ of what was charged so far; 0 before the first charge."""
+        """ε of all charges at the budget's δ; 0 before the first charge."""
         return self._epsilon(self.rdp_spent)
 
     def charge(self, mechanism: Mechanism) -> "RdpFilter":
-        """The filter after `mechanism`; BudgetExceededError, and nothing spent, if that would cross the budget."""
+        """Return the filter after `mechanism`. Call it before the mechanism runs.
+
+        Raises:
+            BudgetExceededError: The charge would exceed the budget. Nothing is spent.
+        """
         rdp_spent = self.rdp_spent + sum(m.steps * self._rdp_of_step(m) for m in merged([mechanism]))
         if not self._epsilon(rdp_spent) <= self.budget.epsilon:
             raise BudgetExceededError(
@@ -72,20 +81,18 @@ class RdpFilter:
         return replace(self, rdp_spent=rdp_spent)
 
     def affordable_steps(self, sample_rate: float, noise_multiplier: float) -> int:
-        """How many steps of this mechanism can still be charged at once: 0 to MAX_STEPS."""
+        """Return how many steps of this mechanism can still be charged at once: 0 to MAX_STEPS."""
         step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
         rdp_of_step = self._rdp_of_step(step)
-        return largest_affordable(
-            lambda steps: self._epsilon(self.rdp_spent + steps * rdp_of_step),
-            self.budget.epsilon,
-            low=0,
-            high=MAX_STEPS,
-            guess=1,
-        )
+
+        def cost(steps: int) -> float:
+            return self._epsilon(self.rdp_spent + steps * rdp_of_step)
+
+        return largest_affordable(cost, self.budget.epsilon, low=0, high=MAX_STEPS, guess=1)
 
     def _rdp_of_step(self, mechanism: SampledGaussian) -> float:
         return float(rdp_of_step(mechanism.sample_rate, mechanism.noise_multiplier, (self.order,))[0])
 
     def _epsilon(self, rdp_spent: float) -> float:
-        # A fixed increasing function of the sum, so `<= ε` is `sum <= B` for a B fixed in advance.
-        return converted((self.order,), np.array([rdp_spent]), self.budget.delta)
+        # A fixed increasing function of the sum, so `<= ε` means `sum <= B` for a B that is fixed in advance.
+        return epsilon_from_rdp((self.order,), np.array([rdp_spent]), self.budget.delta)

@@ -1,4 +1,4 @@
-"""Runs to look at: curves in the terminal, tables, figures. Nothing here changes a run."""
+"""Show runs as curves, tables, figures and HTML pages. Nothing here changes a run."""
 
 from alidpfl.reporting.curves import Series, plot, supports_unicode
 from alidpfl.reporting.snapshot import RunSnapshot

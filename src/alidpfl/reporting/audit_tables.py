@@ -1,4 +1,4 @@
-"""An audit in the terminal, from its JSON document."""
+"""Show an audit in the terminal, from the audit's JSON document."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from rich.text import Text
 
 from alidpfl.reporting.tables import rounded_down
 
-_WEAK = 0.9  # of the largest contribution: below, a pass says less than it seems
+_WEAK = 0.9  # share of the largest contribution; a weaker canary makes a pass less meaningful
 
 
 def audit_view(audit: dict[str, Any]) -> Group:
-    """A table for each audit, and the verdict."""
+    """Return a table for each part of an audit, and the verdict."""
     parts: list[RenderableType] = []
     if audit["one_step"] is not None:
         parts.append(_step_table(audit["one_step"]))
@@ -21,23 +21,15 @@ def audit_view(audit: dict[str, Any]) -> Group:
     return Group(*parts, *_verdict(audit))
 
 
-def _table(title: str, rows: dict[str, str]) -> Table:
-    table = Table(title=title, show_header=False, title_justify="left")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
-
-
 def _step_table(step: dict[str, Any]) -> Table:
     caught = step["catches"]
     rows = {
-        "claimed": f"σ = {step['noise_multiplier']:g}, so that μ = 1/σ = {step['claimed']:.4f} at most",
+        "claimed": f"σ = {step['noise_multiplier']:g}, so μ = 1/σ = {step['claimed']:.4f} at most",
         "measured": f"μ ≈ {step['estimate']:.4f}",
         "lower bound": f"μ ≥ {rounded_down(step['lower_bound'])} with confidence {step['confidence']:g}",
-        "would be, for the run": f"ε ≥ {rounded_down(step['epsilon_lower_bound'], 3)} of "
-        f"{step['claimed_epsilon']:g} claimed",
+        "for the run": f"ε ≥ {rounded_down(step['epsilon_lower_bound'], 3)} of {step['claimed_epsilon']:g} claimed",
         "canary": f"{step['copies']} x {step['strength']:.4f} of the largest contribution that is allowed",
-        "errors": f"{step['false_positives']} false alarms, {step['false_negatives']} misses in "
+        "errors": f"{step['false_positives']} false positives, {step['false_negatives']} false negatives in "
         f"{step['draws']} steps each",
         "catches": "no σ, however small: raise --draws" if caught is None else f"σ too small by a factor {caught:.3g}",
         "noise": _noise(step["noise"]),
@@ -49,9 +41,9 @@ def _noise(noise: dict[str, Any]) -> str:
     if noise["problem"]:
         return str(noise["problem"])
     if noise["least"] is None:
-        return "not read: the weights are too coarse for so little of it"
-    unread = f"; {noise['unread']} weights are too coarse for theirs to be read" if noise["unread"] else ""
-    return f"at least {noise['least']:.3f} σC a weight; below {noise['refuted_below']:.3f} is refuted{unread}"
+        return "not measured: the weights are too large for so little noise to show"
+    unread = f"; {noise['unread']} weights are too large for their noise to show" if noise["unread"] else ""
+    return f"at least {noise['least']:.3f} σC on each weight; below {noise['refuted_below']:.3f} is refuted{unread}"
 
 
 def _run_table(run: dict[str, Any]) -> Table:
@@ -62,28 +54,31 @@ def _run_table(run: dict[str, Any]) -> Table:
         f"{run['overlap']:.3f}",
         "guesses": f"{run['correct']} of {run['guesses']} right, after {run['steps']} releases",
     }
-    return _table("One run, every canary in by a coin", rows)
+    return _table("One run, each canary included by a coin toss", rows)
+
+
+def _table(title: str, rows: dict[str, str]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
 
 
 def _verdict(audit: dict[str, Any]) -> list[Text]:
     parts = [part for part in (audit["one_step"], audit["one_run"]) if part is not None]
     lines = []
     if min(part["strength"] for part in parts) < _WEAK:
-        lines.append(Text("The canary is weak here: it passes more easily than a worse record would.", style="yellow"))
+        lines.append(Text("The canary is weak here: a worse record could fail where it passes.", style="yellow"))
     claim = f"ε = {audit['claimed_epsilon']:g} at δ = {audit['delta']:g}"
     if audit["refuted"]:
-        lines.append(Text(f"REFUTED: {_why(audit['one_step'], claim)}", style="bold red"))
+        lines.append(Text(f"REFUTED: {_reason(audit['one_step'], claim)}", style="bold red"))
     else:
-        lines.append(
-            Text(
-                f"not refuted: {claim}, measured ε ≥ {rounded_down(audit['lower_bound'], 3)} (confidence "
-                f"{audit['confidence']:.4g}). A lower bound is what was shown, not all there is: no proof."
-            )
-        )
+        bound = f"measured ε ≥ {rounded_down(audit['lower_bound'], 3)} (confidence {audit['confidence']:.4g})"
+        lines.append(Text(f"not refuted: {claim}, {bound}. This is no proof: an attack may show less than there is."))
     return lines
 
 
-def _why(step: dict[str, Any] | None, claim: str) -> str:
+def _reason(step: dict[str, Any] | None, claim: str) -> str:
     if step is not None and step["noise"]["problem"] and step["lower_bound"] <= step["claimed"]:
-        return f"{step['noise']['problem']}, and {claim} rests on that noise"
+        return f"{step['noise']['problem']}, and {claim} relies on that noise"
     return f"the training shows more of a record than {claim} allows"

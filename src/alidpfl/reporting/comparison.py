@@ -1,29 +1,30 @@
-"""Several runs side by side: every setting that differs and every result a row, every run a column."""
+"""Show several runs side by side: a row for each result and each setting that differs, a column for each run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Column, Table
 from rich.text import Text
 
 from alidpfl.reporting.snapshot import RunSnapshot
-from alidpfl.reporting.tables import RESULTS, UNKNOWN, number
+from alidpfl.reporting.tables import RESULTS, shown
 
-_BORDER = 3  # a line and a space on both sides of every cell
+_BORDER = 3  # a line, and a space on both sides of every cell
 
 
 def comparison(snapshots: Sequence[RunSnapshot], width: int) -> list[Table | Text]:
-    """Tables of at most `width` characters, and what to know about them.
+    """Return tables of at most `width` characters, and notes about them.
 
-    Columns bear the runs' names; where these make the table too wide, numbers with a legend, and where that is too
-    wide as well, several tables below one another.
+    Columns have the names of the runs. If names make the table too wide, columns have numbers and a legend. If that
+    is still too wide, the runs are shown in several tables.
     """
     settings, shared = _settings(snapshots)
     facts = [snapshot.facts() for snapshot in snapshots]
-    rows = {key: [Text(_shown(value)) for value in values] for key, values in settings.items()}
+    rows = {key: [Text(shown(value)) for value in values] for key, values in settings.items()}
     rows |= {heading: [cell(f) for f in facts] for heading, cell in RESULTS.items()}
     if not all(snapshot.covers_everything for snapshot in snapshots):
-        rows["ε covers all"] = [_covered(snapshot) for snapshot in snapshots]
+        no = Text("NO (!)", style="bold red")
+        rows["ε covers all"] = [Text("yes") if snapshot.covers_everything else no for snapshot in snapshots]
     names = [snapshot.name for snapshot in snapshots]
     parts: list[Table | Text] = []
     if len(_blocks(rows, names, width)) > 1:
@@ -31,15 +32,14 @@ def comparison(snapshots: Sequence[RunSnapshot], width: int) -> list[Table | Tex
         names = [str(place) for place in range(1, len(names) + 1)]
     parts += [_table(rows, names, block, len(settings)) for block in _blocks(rows, names, width)]
     if len(snapshots) > 1:
-        differ = {0: "no setting differs", 1: "1 setting differs"}.get(
-            len(settings), f"{len(settings)} settings differ"
-        )
+        count = len(settings)
+        differ = {0: "no setting differs", 1: "1 setting differs"}.get(count, f"{count} settings differ")
         parts.append(Text(f"{differ}, {shared} are the same (config.toml of each run has all)"))
     return parts
 
 
 def _settings(snapshots: Sequence[RunSnapshot]) -> tuple[dict[str, list[Any]], int]:
-    """Values by key where runs differ, and how many keys are the same in all; a key that a run lacks is None."""
+    """Return the values of the keys that differ (None for a key that a run lacks), and the number of other keys."""
     configs = [snapshot.effective_settings() for snapshot in snapshots]
     keys = dict.fromkeys(key for config in configs for key in config)
     values = {key: [config.get(key) for config in configs] for key in keys}
@@ -47,38 +47,21 @@ def _settings(snapshots: Sequence[RunSnapshot]) -> tuple[dict[str, list[Any]], i
     return differing, len(keys) - len(differing)
 
 
-def _shown(value: object) -> str:
-    return UNKNOWN if value is None else number(value)
-
-
-def _covered(snapshot: RunSnapshot) -> Text:
-    return Text("yes") if snapshot.covers_everything else Text("NO (!)", style="bold red")
-
-
 def _blocks(rows: Mapping[str, Sequence[Text]], names: Sequence[str], width: int) -> list[range]:
-    """Runs of one table each, as many as fit; a run that does not fit has a table of its own, with folded cells."""
+    """Return the runs of each table, as many as fit. A run that is too wide gets a table with folded cells."""
     first = max(map(len, rows)) + _BORDER + 1
-    widths = [
-        _BORDER + max(len(name), *(len(cells[i].plain) for cells in rows.values())) for i, name in enumerate(names)
-    ]
-    blocks, start = [], 0
-    while start < len(names):
-        count = max(1, sum(1 for _ in _fitting(widths[start:], width - first)))
-        blocks.append(range(start, start + count))
-        start += count
-    return blocks
-
-
-def _fitting(widths: Sequence[int], room: int) -> Iterator[int]:
-    for one in widths:
-        room -= one
-        if room < 0:
-            return
-        yield one
+    blocks, start, room = [], 0, width - first
+    for i, name in enumerate(names):
+        needed = _BORDER + max(len(name), *(len(cells[i].plain) for cells in rows.values()))
+        if needed > room and i > start:
+            blocks.append(range(start, i))
+            start, room = i, width - first
+        room -= needed
+    return [*blocks, range(start, len(names))] if names else []
 
 
 def _table(rows: Mapping[str, Sequence[Text]], names: Sequence[str], block: range, num_settings: int) -> Table:
-    # As Text, because a folder name may hold what rich would take for markup.
+    # As Text, because a folder name may look like markup.
     table = Table(Column("run"), *(Column(Text(names[i]), overflow="fold") for i in block))
     for place, (heading, cells) in enumerate(rows.items(), 1):
         table.add_row(Text(heading), *(cells[i] for i in block), end_section=place == num_settings)

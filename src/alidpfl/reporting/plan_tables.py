@@ -1,5 +1,6 @@
-"""A plan in the terminal, from its JSON document: nothing is computed here."""
+"""Show a plan in the terminal, from the plan's JSON document. Nothing is computed here."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,13 +15,13 @@ BOUND_NAMES = {
     "U (A)": "U of (A), rounds fixed",
     "U (B)": "U of (B), rounds fixed",
 }
-
-_UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+PARETO_HEAD = ["q", "σ", "τ", "epochs", "signal-to-noise"]
+_SIZES = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 _TIMES = (("d", 86400), ("h", 3600), ("min", 60))
 
 
 def plan_view(plan: dict[str, Any]) -> RenderableType:
-    """What is asked, what the budget pays for, what each policy does with it, and what else would be possible."""
+    """Return the question, what the budget pays for, what each policy does with it, and the alternatives."""
     parts: list[RenderableType] = [Text(question(plan), style="bold"), _accountants(plan), _policies(plan)]
     if plan["pareto"]:
         parts.append(_pareto(plan))
@@ -29,7 +30,7 @@ def plan_view(plan: dict[str, Any]) -> RenderableType:
 
 
 def question(plan: dict[str, Any]) -> str:
-    """What was asked, in a sentence."""
+    """Return what the plan was asked for, in one line."""
     wishes, limited = plan["wishes"], plan["rounds_limited_by"]
     rounds = f"{plan['max_rounds']} rounds"
     if limited != "max_rounds":
@@ -40,21 +41,8 @@ def question(plan: dict[str, Any]) -> str:
     )
 
 
-def _accountants(plan: dict[str, Any]) -> Table:
-    found = "recommended" if plan["pareto"] else "as given"
-    title = (
-        f"What the budget pays for at q = {plan['sample_rate']:g}, σ = {plan['noise_multiplier']:g} ({found}), "
-        f"up to {plan['epochs']:.3g} epochs"
-    )
-    rounds = plan["max_rounds"]
-    table = Table("accountant", "steps R_c", f"ε after {rounds} steps (τ = 1)", "ε after R_c steps", title=title)
-    for row in accountant_rows(plan):
-        table.add_row(*row)
-    return table
-
-
 def accountant_rows(plan: dict[str, Any]) -> list[list[str]]:
-    """By accountant: its name, R_c, ε if the rounds end first, ε if R_c ends first."""
+    """Return for each accountant: its name, R_c, ε if the rounds end first, ε if R_c ends first."""
     rows = []
     for name, steps in plan["max_steps"].items():
         early, late = plan["epsilon_if_rounds_end"][name], plan["epsilon_if_steps_end"][name]
@@ -63,77 +51,68 @@ def accountant_rows(plan: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _policies(plan: dict[str, Any]) -> Table:
-    head = ["policy", "τ", "rounds", "steps", "ε spent", "unused"]
-    timed = plan["seconds"] is not None
-    table = Table(*head, *(["time"] if timed else []), "traffic", title="How each policy would spend it")
-    for name, row in plan["policies"].items():
-        time = [duration(row["seconds"])] if timed else []
-        epsilon = rounded_up(row["epsilon_spent"]) + ("" if row["covered"] else " *")
-        counts = (steps_range(row), str(row["rounds"]), str(row["steps"]))
-        table.add_row(name, *counts, epsilon, unused(row), *time, size(row["bytes"]))
+def policy_rows(plan: dict[str, Any]) -> list[dict[str, str]]:
+    """Return for each policy the text of every column."""
+    return [
+        {
+            "policy": name,
+            "τ": _steps_range(row),
+            "rounds": str(row["rounds"]),
+            "steps": str(row["steps"]),
+            "ε spent": rounded_up(row["epsilon_spent"]) + ("" if row["covered"] else " *"),
+            "ends first": row["ends_first"],
+            "unused": _unused(row),
+            "time": "-" if row["seconds"] is None else duration(row["seconds"]),
+            "traffic": size(row["bytes"]),
+        }
+        for name, row in plan["policies"].items()
+    ]
+
+
+def policy_notes(plan: dict[str, Any]) -> list[str]:
+    """Return what a reader of the policies' table must know."""
     notes = ["fixed: at the largest τ that pays for every round"] if "fixed" in plan["policies"] else []
     if not all(row["covered"] for row in plan["policies"].values()):
-        notes.append("* looks at un-noised signals, which ε does not cover")
-    table.caption = "\n".join(notes) or None
-    return table
+        notes.append("* uses un-noised signals, which ε does not cover")
+    return notes
 
 
-def steps_range(row: dict[str, Any]) -> str:
-    """τ of the rounds, least to most."""
-    least, most = row["least_steps"], row["most_steps"]
-    return str(most) if least == most else f"{least}-{most}"
-
-
-def unused(row: dict[str, Any]) -> str:
-    """What one of the budgets has left when the other ends."""
-    parts = [f"{row['unused_rounds']} rounds"] if row["unused_rounds"] else []
-    parts += [f"{row['unused_steps']} steps"] if row["unused_steps"] else []
-    return ", ".join(parts) or "nothing"
-
-
-def _pareto(plan: dict[str, Any]) -> Table:
-    table = Table(
-        "q",
-        "σ",
-        "τ",
-        "epochs",
-        "signal-to-noise",
-        "",
-        title="More compute, more signal: sampling rate and noise",
-        caption=f"{same_budget(plan)} Epochs: passes of every client over its data.",
-    )
-    for row in plan["pareto"]:
-        mark = "recommended" if row["recommended"] else ""
-        cells = (f"{row['sample_rate']:g}", f"{row['noise_multiplier']:.4g}", str(row["local_steps"]))
-        table.add_row(
-            *cells, f"{row['epochs']:.3g}", f"{row['signal_to_noise']:.3g}", mark, style="bold" if mark else ""
-        )
-    return table
+def pareto_rows(plan: dict[str, Any]) -> list[list[str]]:
+    """Return for each setting that the search kept the text under `PARETO_HEAD`."""
+    return [
+        [
+            f"{row['sample_rate']:g}",
+            f"{row['noise_multiplier']:.4g}",
+            str(row["local_steps"]),
+            f"{row['epochs']:.3g}",
+            f"{row['signal_to_noise']:.3g}",
+        ]
+        for row in plan["pareto"]
+    ]
 
 
 def same_budget(plan: dict[str, Any]) -> str:
-    """What the points of the front have in common."""
-    epsilon, decided = plan["wishes"]["epsilon"], plan["wishes"]["noise_multiplier"]
-    if decided is None:
-        return f"Every line spends ε = {epsilon:g}."
-    return f"Every line has σ = {decided:g} and as many steps as ε = {epsilon:g} pays for, within the compute limit."
+    """Return what all settings of the search have in common."""
+    epsilon, given = plan["wishes"]["epsilon"], plan["wishes"]["noise_multiplier"]
+    if given is None:
+        return f"Every setting spends ε = {epsilon:g}."
+    return f"Every setting has σ = {given:g} and as many steps as ε = {epsilon:g} pays for, within the compute limit."
 
 
 def size(count: int) -> str:
-    """Bytes as people say them.
+    """Return a number of bytes with its unit.
 
     >>> size(46_562_080), size(512)
     ('46.6 MB', '512 B')
     """
-    for unit, scale in _UNITS:
+    for unit, scale in _SIZES:
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count} B"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them.
+    """Return a time with its unit.
 
     >>> duration(2054), duration(40)
     ('34 min', '40 s')
@@ -142,3 +121,47 @@ def duration(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.2g} {unit}" if seconds < 100 * scale else f"{seconds / scale:.0f} {unit}"
     return f"{seconds:.3g} s"
+
+
+def _accountants(plan: dict[str, Any]) -> Table:
+    origin = "recommended" if plan["pareto"] else "as given"
+    title = (
+        f"What the budget pays for at q = {plan['sample_rate']:g}, σ = {plan['noise_multiplier']:g} ({origin}), "
+        f"up to {plan['epochs']:.3g} epochs"
+    )
+    head = ("accountant", "steps R_c", f"ε after {plan['max_rounds']} steps (τ = 1)", "ε after R_c steps")
+    return _filled(Table(*head, title=title), accountant_rows(plan))
+
+
+def _policies(plan: dict[str, Any]) -> Table:
+    left_out = {"ends first"} if plan["seconds"] is not None else {"ends first", "time"}
+    rows = [{key: cell for key, cell in row.items() if key not in left_out} for row in policy_rows(plan)]
+    caption = "\n".join(policy_notes(plan)) or None
+    table = Table(*rows[0], title="How each policy would spend it", caption=caption)
+    return _filled(table, [list(row.values()) for row in rows])
+
+
+def _pareto(plan: dict[str, Any]) -> Table:
+    caption = f"{same_budget(plan)} Epochs: passes of every client over its data."
+    table = Table(*PARETO_HEAD, "", title="More compute, more signal: sampling rate and noise", caption=caption)
+    for row, cells in zip(plan["pareto"], pareto_rows(plan), strict=True):
+        is_best = row["recommended"]
+        table.add_row(*cells, "recommended" if is_best else "", style="bold" if is_best else "")
+    return table
+
+
+def _filled(table: Table, rows: Sequence[Sequence[str]]) -> Table:
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _steps_range(row: dict[str, Any]) -> str:
+    least, most = row["least_steps"], row["most_steps"]
+    return str(most) if least == most else f"{least}-{most}"
+
+
+def _unused(row: dict[str, Any]) -> str:
+    parts = [f"{row['unused_rounds']} rounds"] if row["unused_rounds"] else []
+    parts += [f"{row['unused_steps']} steps"] if row["unused_steps"] else []
+    return ", ".join(parts) or "nothing"

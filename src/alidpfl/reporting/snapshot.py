@@ -1,4 +1,4 @@
-"""A run as it is on disk right now: finished, running or killed. Everything is read with suspicion."""
+"""Read a run as it is on disk now: finished, running or killed. Nothing in its files is trusted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +9,36 @@ from alidpfl.store import RoundTiming, RunDirectory
 from alidpfl.types import RoundRecord, StopReason
 
 NOT_COVERED = "ε does NOT cover all that was shown"
+QUANTITIES = {"accuracy": "test accuracy (%)", "local_steps": "local steps τ", "epsilon": "ε spent"}
+"""The fields of a round that are drawn as curves, with their titles."""
+_SETTINGS = {
+    "dataset": "data.name",
+    "is_synthetic": "data.is_synthetic",
+    "clients": "data.clients",
+    "partition": "data.partition",
+    "dirichlet_beta": "data.dirichlet_beta",
+    "model": "model.name",
+    "method": "method.name",
+    "policy": "method.policy",
+    "schedule": "method.schedule",
+    "max_rounds": "federation.max_rounds",
+    "epsilon_budget": "privacy.epsilon",
+    "accountant": "privacy.accountant",
+    "sample_rate": "privacy.sample_rate",
+    "noise_multiplier": "privacy.noise_multiplier",
+    "statistics_noise": "privacy.statistics_noise",
+    "noise_kind": "privacy.noise",
+    "clip_norm": "method.clip_norm",
+    "learning_rate": "method.learning_rate",
+    "seed": "run.seed",
+    "randomness": "run.randomness",
+}
+"""The settings among the facts of a run. An old or hand-made config.toml may lack any of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSnapshot:
-    """All that views need of one run."""
+    """Everything that tables, figures and pages need of one run."""
 
     name: str
     path: Path
@@ -24,13 +49,13 @@ class RunSnapshot:
     """None while the run goes on, or after it was killed."""
     environment: Mapping[str, Any] | None = None
     members: Mapping[str, Any] | None = None
-    """The nodes of a run over vaults; None for one on one machine."""
+    """The nodes of a run over vaults; None for a simulation."""
     holder: str | None = None
-    """The process that writes it now, as far as we may know."""
+    """The process that writes the run now; None if there is none, or if it is unknown."""
 
     @classmethod
     def load(cls, path: str | Path) -> "RunSnapshot":
-        """Reads a run directory without locking it, so that a running run can be watched."""
+        """Read a run directory without locking it, so that a running run can be watched."""
         run = RunDirectory.open(path)
         return cls(
             name=run.path.resolve().name,
@@ -46,111 +71,84 @@ class RunSnapshot:
 
     @property
     def covers_everything(self) -> bool:
-        """False as soon as any round used un-noised signals."""
+        """Return False if any round used un-noised signals."""
         return (self.summary or {}).get("covers_everything", True) is True and all(
             record.covers_everything for record in self.records
         )
 
     @property
     def uncovered(self) -> tuple[str, ...]:
-        """What no ε of this run covers, as far as the run wrote it down: at its start, and again at its end."""
-        told = [(place or {}).get("uncovered") for place in (self.summary, self.environment)]
-        found = next((reasons for reasons in told if isinstance(reasons, list) and reasons), [])
-        return tuple(map(str, found))
+        """Return what ε does not cover. A run writes it down at its start, and again at its end."""
+        lists = [(source or {}).get("uncovered") for source in (self.summary, self.environment)]
+        return tuple(map(str, next((reasons for reasons in lists if isinstance(reasons, list) and reasons), [])))
 
     @property
     def is_seeded(self) -> bool:
-        """Whether whoever knows the seed can subtract the noise; where the summary does not say, the settings do."""
-        return bool(self._randomness() == "seeded")
+        """Return whether anyone who knows the seed can subtract the noise."""
+        return bool(self._randomness(flattened(self.config)) == "seeded")
 
     @property
     def missed_rounds(self) -> int:
-        """Rounds that were charged and in which too few clients answered: the model stayed as it was."""
+        """Return the number of rounds that were charged although too few clients answered to change the model."""
         return sum(not record.aggregated for record in self.records)
-
-    def effective_settings(self) -> dict[str, Any]:
-        """By keys such as `privacy.epsilon`: what took effect, with σ where it was found for the budget."""
-        found = flattened(self.config)
-        if (noise := self._noise_multiplier()) is not None:
-            found["privacy.noise_multiplier"] = noise
-        return {key: value for key, value in found.items() if not (self._is_elsewhere(key) and self.members)}
-
-    @staticmethod
-    def _is_elsewhere(key: str) -> bool:
-        """Over vaults: the owners' data and their own noise."""
-        return key.startswith("data.") or key in ("run.seed", "run.randomness")
 
     @property
     def can_go_on(self) -> bool:
-        """Whether `--resume` has something left to do."""
+        """Return whether `--resume` has something left to do."""
         return self.summary is None or self.summary.get("stop_reason") == StopReason.INTERRUPTED
 
+    def points(self, quantity: str) -> list[tuple[int, float]]:
+        """Return (round from 1, value) of the rounds that have one of the `QUANTITIES`."""
+        values = ((record.number, getattr(record, quantity)) for record in self.records)
+        return [(number, value) for number, value in values if value is not None]
+
+    def effective_settings(self) -> dict[str, Any]:
+        """Return the settings by keys such as `privacy.epsilon`, with σ if the run found it for the budget.
+
+        A run over vaults leaves out the settings of data and seed, which are the owners' own.
+        """
+        found = flattened(self.config)
+        if (noise := self._noise_multiplier(found)) is not None:
+            found["privacy.noise_multiplier"] = noise
+        if self.members:
+            owned = ("run.seed", "run.randomness")
+            return {key: value for key, value in found.items() if not (key.startswith("data.") or key in owned)}
+        return found
+
     def facts(self) -> dict[str, Any]:
-        """Settings and results in the order of the tables; None where unknown. Ready for JSON."""
+        """Return settings and results, ready for JSON; None where unknown."""
+        settings = flattened(self.config)
         return {
             "run": self.name,
             "path": str(self.path),
             "finished": self.summary is not None,
-            **self._settings(),
-            **self._results(),
+            **{name: settings.get(key) for name, key in _SETTINGS.items()},
+            **self._corrected(settings),
+            **self._results(settings),
         }
 
-    def _settings(self) -> dict[str, Any]:
-        return {
-            **self._data(),
-            "model": self._setting("model", "name"),
-            "method": self._setting("method", "name"),
-            "policy": self._setting("method", "policy"),
-            "schedule": self._setting("method", "schedule"),
-            "max_rounds": self._setting("federation", "max_rounds"),
-            "epsilon_budget": self._setting("privacy", "epsilon"),
-            "accountant": self._setting("privacy", "accountant"),
-            "sample_rate": self._setting("privacy", "sample_rate"),
-            "noise_multiplier": self._noise_multiplier(),
-            "statistics_noise": self._setting("privacy", "statistics_noise"),
-            "noise_kind": self._setting("privacy", "noise"),
-            "clip_norm": self._setting("method", "clip_norm"),
-            "learning_rate": self._setting("method", "learning_rate"),
-            "seed": None if self.members else self._setting("run", "seed"),
-            "randomness": self._randomness(),
-        }
-
-    def _randomness(self) -> Any:
-        return (self.summary or {}).get("randomness", None if self.members else self._setting("run", "randomness"))
-
-    def _data(self) -> dict[str, Any]:
-        """Whose records: over vaults the owners', of which the configuration knows nothing."""
-        if self.members is not None:
-            told = {"dataset": "in vaults", "is_synthetic": False, "partition": "by owner", "dirichlet_beta": None}
+    def _corrected(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the facts about which the run knows more than its configuration."""
+        summary = self.summary or {}
+        found = {"noise_multiplier": self._noise_multiplier(settings), "randomness": self._randomness(settings)}
+        if self.members is not None:  # the records are the owners', and the configuration knows nothing of them
             clients = self.members.get("clients")
-            return {**told, "clients": len(clients) if isinstance(clients, list) else None}
-        return {
-            "dataset": self._setting("data", "name"),
-            "is_synthetic": (self.summary or {}).get("is_synthetic", self._setting("data", "is_synthetic")),
-            # Of own data, files tell how many: known when every client's ε is.
-            "clients": self._setting("data", "clients") or self._clients_charged(),
-            "partition": self._setting("data", "partition"),
-            "dirichlet_beta": self._setting("data", "dirichlet_beta"),
-        }
+            found |= {"dataset": "in vaults", "is_synthetic": False, "partition": "by owner", "dirichlet_beta": None}
+            return {**found, "clients": len(clients) if isinstance(clients, list) else None, "seed": None}
+        charged = summary.get("client_epsilon")
+        # Files of your own decide the number of clients. It is known once every client has its ε.
+        clients = settings.get("data.clients") or (len(charged) if isinstance(charged, Mapping) else None)
+        return {**found, "clients": clients} | {key: summary[key] for key in ("is_synthetic",) if key in summary}
 
-    def _clients_charged(self) -> int | None:
-        charged = (self.summary or {}).get("client_epsilon")
-        return len(charged) if isinstance(charged, Mapping) else None
-
-    def _noise_multiplier(self) -> Any:
-        """As set, or as it was found for the budget: then only the run itself tells."""
-        told = (self.summary or {}).get("noise_multiplier", self._setting("privacy", "noise_multiplier"))
-        return self.records[0].noise_multiplier if told is None and self.records else told
-
-    def _results(self) -> dict[str, Any]:
+    def _results(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         summary = self.summary or {}
         last = self.records[-1] if self.records else None
         measured = [(r.accuracy, r.round) for r in self.records if r.accuracy is not None]
-        # Of equal accuracies the earliest round counts.
+        # The earliest of equally good rounds counts.
         best_accuracy, best_round = max(measured, key=lambda pair: pair[0], default=(None, None))
         return {
             "epsilon": _number(summary.get("epsilon", last.epsilon if last else None)),
-            "delta": _number(summary.get("delta", self._setting("privacy", "delta"))),
+            "delta": _number(summary.get("delta", settings.get("privacy.delta"))),
             "steps": _number(summary.get("steps", last.steps if last else None)),
             "rounds": _number(summary.get("rounds", len(self.records))),
             "accuracy": _number(summary.get("accuracy", measured[-1][0] if measured else None)),
@@ -162,14 +160,17 @@ class RunSnapshot:
             "uncovered": list(self.uncovered),
         }
 
-    def _setting(self, section: str, key: str) -> Any:
-        """A setting, or None: an old or hand-made config.toml may lack it."""
-        table = self.config.get(section)
-        return table.get(key) if isinstance(table, Mapping) else None
+    def _randomness(self, settings: Mapping[str, Any]) -> Any:
+        return (self.summary or {}).get("randomness", None if self.members else settings.get("run.randomness"))
+
+    def _noise_multiplier(self, settings: Mapping[str, Any]) -> Any:
+        """Return σ as configured, or as the run found it for the budget."""
+        sigma = (self.summary or {}).get("noise_multiplier", settings.get("privacy.noise_multiplier"))
+        return self.records[0].noise_multiplier if sigma is None and self.records else sigma
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with keys such as `privacy.epsilon`.
+    """Return nested tables as one table with dotted keys.
 
     >>> flattened({"privacy": {"epsilon": 2.0}, "method": {"options": {"draws": 1}}})
     {'privacy.epsilon': 2.0, 'method.options.draws': 1}
@@ -181,5 +182,5 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """Itself, or None: whoever edits summary.json may write anything there."""
+    """Return the value if it is a number, else None: summary.json may have been edited."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

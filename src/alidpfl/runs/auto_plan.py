@@ -1,4 +1,4 @@
-"""`run --plan auto`: sampling rate and noise as the planner finds them for a configuration's clients and model."""
+"""`run --plan auto`: choose sampling rate and noise for the clients and the model of a configuration."""
 
 from dataclasses import dataclass, replace
 
@@ -6,9 +6,7 @@ from alidpfl.config.schema import Config
 from alidpfl.errors import ConfigError
 from alidpfl.features import vector_size
 from alidpfl.federation.tensors import num_params, trained
-from alidpfl.planner import Setting, Wishes
-from alidpfl.planner.optimise import choose
-from alidpfl.planner.requirements import possible_rounds
+from alidpfl.planner import PlanRequest, Setting, affordable_rounds, choose_setting
 from alidpfl.privacy import GaussianRelease, noise_multiplier_for
 from alidpfl.runs.data import load_data, simulation_data
 from alidpfl.runs.features import map_for
@@ -18,7 +16,7 @@ from alidpfl.types import OnProgress
 
 @dataclass(frozen=True, kw_only=True)
 class PublicFacts:
-    """Sizes, not records."""
+    """Public numbers of a run that the planner needs."""
 
     clients: int
     samples: int
@@ -27,7 +25,7 @@ class PublicFacts:
 
 
 def public_facts(config: Config, *, on_progress: OnProgress | None = None) -> PublicFacts:
-    """For the planner."""
+    """Load the data and return what is public about it."""
     check_choices(config)
     dataset = load_data(config, on_progress)
     clients = simulation_data(config, dataset).clients
@@ -46,9 +44,15 @@ def public_facts(config: Config, *, on_progress: OnProgress | None = None) -> Pu
 def planned(
     config: Config, *, max_epochs: float | None = None, on_progress: OnProgress | None = None
 ) -> tuple[Config, Setting]:
-    """The configuration with q and σ chosen, and τ where the policy is `fixed`; what it sets itself stays.
+    """Choose q and σ, and τ if the policy is `fixed`. What the configuration sets itself stays.
 
-    The plan is advice. The run's own accounts compute R_c anew and stop at it.
+    The plan is advice: the run's own ledger computes R_c anew and stops at it.
+
+    Returns:
+        The completed configuration, and the planner's setting.
+
+    Raises:
+        ConfigError: settings that the planner would have to choose, or that it does not plan for.
     """
     if config.release == "update":
         raise ConfigError('--plan auto plans noise on every step; variant "output" adds it to the update: leave it out')
@@ -65,7 +69,7 @@ def planned(
         raise ConfigError(f"privacy.max_steps={config.privacy.max_steps} is for --plan auto to choose; leave it out")
     facts = public_facts(config, on_progress=on_progress)
     decided = config.privacy.model_fields_set
-    wishes = Wishes(
+    request = PlanRequest(
         epsilon=config.privacy.epsilon,
         delta=config.privacy.delta,
         clients=facts.clients,
@@ -77,15 +81,15 @@ def planned(
         traffic_limit=config.federation.traffic_limit,
         max_epochs=max_epochs,
     )
-    rounds = possible_rounds(wishes).count
+    rounds = affordable_rounds(request).count
     tell = (lambda share: on_progress("planning", share)) if on_progress is not None else None
-    setting, _ = choose(wishes, rounds, tell)
+    setting, _ = choose_setting(request, rounds, tell)
     setting = replace(setting, noise_multiplier=_noise_beside(releases_before(config), config, setting))
     return _with(config, setting), setting
 
 
 def _noise_beside(releases: tuple[GaussianRelease, ...], config: Config, setting: Setting) -> float:
-    """σ of the plan, or where something is released before the training as much more as that costs."""
+    """Return σ of the plan, raised by what is released before the training."""
     if not releases:
         return setting.noise_multiplier
     return noise_multiplier_for(

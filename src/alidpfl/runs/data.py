@@ -1,4 +1,4 @@
-"""The data of a run: what is learnt from, who holds what, what may be looked at."""
+"""The data of a run: training records by client, and what may be evaluated on."""
 
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,17 @@ from alidpfl.types import OnProgress
 
 
 def load_data(config: Config, on_progress: OnProgress | None = None) -> Dataset:
-    """The configured data set."""
+    """Load the configured data set."""
     data = config.data
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = dict(data.options)
     if data.name == "synthetic":
-        options = {"clients": data.clients, "alpha": data.alpha, "beta": data.beta}
+        options |= {"clients": data.clients, "alpha": data.alpha, "beta": data.beta}
     elif data.name == "npz" and data.num_classes is not None:
-        options = {"num_classes": data.num_classes}
+        options |= {"num_classes": data.num_classes}
     return load(
         data.name,
         data_dir=Path(data.data_dir) if data.data_dir else None,
-        seed=config.run.seed if data.name in ("synthetic", "npz") else 0,
+        seed=config.run.seed if data.name == "synthetic" or config.has_private_data else 0,
         pixel_range=data.pixel_range,
         on_progress=on_progress,
         **options,
@@ -33,7 +33,7 @@ def load_data(config: Config, on_progress: OnProgress | None = None) -> Dataset:
 
 
 def simulation_data(config: Config, dataset: Dataset) -> SimulationData:
-    """Who holds what, and what is looked at."""
+    """Return every client's rows, and the data to evaluate on."""
     private, _ = held_out_rows(len(dataset.train), config.data.validation, config.run.seed)
     return SimulationData(
         inputs=dataset.train.inputs,
@@ -44,7 +44,7 @@ def simulation_data(config: Config, dataset: Dataset) -> SimulationData:
 
 
 def evaluation_data(config: Config, dataset: Dataset) -> dict[Part, tuple[Tensor, Tensor]]:
-    """What is not private: the test set, and the rows that no client holds."""
+    """Return the data that is not private: the test set, and the rows that no client holds."""
     train, test = dataset.train, dataset.test
     _, public = held_out_rows(len(train), config.data.validation, config.run.seed)
     evaluation: dict[Part, tuple[Tensor, Tensor]] = {}
@@ -54,13 +54,13 @@ def evaluation_data(config: Config, dataset: Dataset) -> dict[Part, tuple[Tensor
         evaluation["test"] = (test.inputs, test.targets)
     elif not len(public):
         raise ConfigError('run.evaluate_on="validation" needs data.validation, such as 0.1')
-    else:  # the loop's look is then at the held-out part, and the test set is not even loaded into it
+    else:  # evaluate on the held-out part; the test set is not even loaded
         evaluation["test"] = evaluation["validation"]
     return evaluation
 
 
 def _clients(config: Config, dataset: Dataset, private: Tensor) -> list[Tensor]:
-    """Rows of each client, among those that are not held out."""
+    """Return the rows of each client, among those that are not held out."""
     data, files = config.data, len(dataset.natural_clients or ())
     if data.name == "npz" and "clients" in data.model_fields_set and data.clients != files:
         raise ConfigError(f"data.clients={data.clients}: there are {files}, one a file; leave it out")
@@ -76,11 +76,16 @@ def _clients(config: Config, dataset: Dataset, private: Tensor) -> list[Tensor]:
 
 
 def public_split(config: Config, dataset: Dataset | None = None) -> list[list[int]] | None:
-    """Records of each class at each client, for data that are public anyway; None for users' own.
+    """Count the records of each class at each client.
 
-    `dataset` spares reading what was read before.
+    Args:
+        config: settings of the run.
+        dataset: the configured data set, if it has been loaded already.
+
+    Returns:
+        A list of counts for each class; None for private data, whose counts are private too.
     """
-    if config.data.name == "npz":
+    if config.has_private_data:
         return None
     dataset = dataset or load_data(config)
     parts = [rows.numpy() for rows in simulation_data(config, dataset).clients]
@@ -89,6 +94,6 @@ def public_split(config: Config, dataset: Dataset | None = None) -> list[list[in
 
 
 def split_title(config: Config) -> str:
-    """What tells one split from another."""
+    """Return a title that tells one split from another."""
     beta = f"({config.data.dirichlet_beta:g})" if config.partition == "dirichlet" else ""
     return f"{config.data.name}, {config.partition}{beta}, {config.data.clients} clients, seed {config.run.seed}"

@@ -1,4 +1,4 @@
-"""Run a configuration to its end, with a checkpoint after every round: killed at any moment, it can be resumed."""
+"""Run a configuration to its end, with a checkpoint after every round. A killed run can be resumed."""
 
 import json
 import signal
@@ -16,14 +16,14 @@ from pydantic import TypeAdapter, ValidationError
 from alidpfl.config.load import parse_config
 from alidpfl.config.schema import Config
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.federation.federation import Around, as_it_is
 from alidpfl.runs.features import Statistics
 from alidpfl.runs.prepare import Prepared, digest, prepare
+from alidpfl.simulation import Wrap
 from alidpfl.store import Checkpoint, RoundTiming, RunDirectory, describe_environment
 from alidpfl.store.tensorboard import TensorBoardWriter
-from alidpfl.types import OnProgress, OnShare, RoundRecord, StopReason, tell_nobody
+from alidpfl.types import OnProgress, OnShare, RoundRecord, StopReason, ignore_progress
 
-_FREE_TO_CHANGE = ("run.processes", "run.device")  # what no result depends on
+_FREE_TO_CHANGE = ("run.processes", "run.device")  # no result depends on them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,14 @@ class Outcome:
     """How a run ended."""
 
     accuracy: float | None
-    """%, on the part that the configuration evaluates on."""
+    """In percent, on the data that the configuration evaluates on."""
     loss: float | None
     epsilon: float
     """Largest ε of any client."""
     delta: float
     rounds: int
     steps: int
-    """Σ τ."""
+    """Sum of τ over all rounds."""
     stop_reason: str
     seconds: float
     out: str
@@ -54,7 +54,11 @@ class Outcome:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], source: Path) -> "Outcome":
-        """Back from summary.json; a DataError if that is not what a run wrote."""
+        """Read an outcome back from summary.json.
+
+        Raises:
+            DataError: the values are not what a run wrote.
+        """
         try:
             return TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
@@ -67,37 +71,37 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
-    """What a caller wants to be told while a run goes on."""
+    """Callbacks of a run."""
 
     on_loading: OnProgress = lambda _what, _share: None
     on_start: Callable[[Prepared, int], None] = lambda _prepared, _rounds_done: None
-    on_share: OnShare = tell_nobody
-    """Called within a round, after every client on this machine: the share of the round's training that is done."""
+    on_share: OnShare = ignore_progress
+    """Called after every client on this machine with the share of the round's training that is done."""
     on_round: Callable[[RoundRecord, float], None] = lambda _record, _seconds: None
     on_interrupt: Callable[[], None] = lambda: None
-    """Called by the handler of the first Ctrl-C: it may come within any other call."""
+    """Called by the handler of the first Ctrl-C, possibly during another call."""
 
 
 Preparation = Callable[[Config, RunDirectory, Listener], Prepared]
-"""Puts a run together: on this machine, or over nodes elsewhere, whom the directory remembers."""
+"""Prepares a run: on this machine, or over the nodes that the directory lists."""
 
 
-def simulated(config: Config, directory: RunDirectory, listener: Listener, *, around: Around = as_it_is) -> Prepared:
-    """On this machine, with something `around` the engine."""
+def simulated(config: Config, directory: RunDirectory, listener: Listener, *, wrap: Wrap | None = None) -> Prepared:
+    """Prepare a run on this machine."""
     return prepare(
         config,
         statistics=_released_before(config, directory),
         on_progress=listener.on_loading,
         on_share=listener.on_share,
-        around=around,
+        wrap=wrap,
     )
 
 
 def _released_before(config: Config, directory: RunDirectory) -> Statistics | None:
-    """The statistics of a run that goes on; None for one that begins.
+    """Return the statistics that a resumed run has released; None for a new run.
 
-    What a killed start left is not taken over: with seeded noise it is made again, the same. With secure noise it would
-    be a second release.
+    What a killed start left behind is not reused. With seeded noise the same values are made again. With secure noise
+    they would be a second release, so the run is refused.
     """
     if not config.has_statistics:
         return None
@@ -119,7 +123,7 @@ def _released_before(config: Config, directory: RunDirectory) -> Statistics | No
 
 
 def _check_released(found: Statistics, directory: RunDirectory) -> None:
-    """Before features are made of them: statistics that were damaged or exchanged may have any shape and value."""
+    """Refuse statistics that were damaged or exchanged, before features are made of them."""
     checkpoint = directory.read_checkpoint()
     kept = {} if checkpoint is None else _part(checkpoint, "identity", directory)
     expected = {key: value for key, value in kept.items() if key.startswith("statistics.")}
@@ -139,7 +143,22 @@ def execute(
     tensorboard: bool = False,
     preparation: Preparation = simulated,
 ) -> Outcome:
-    """A new run into the directory `out`, which must not hold one already."""
+    """Run a configuration in the new directory `out`.
+
+    Args:
+        config: settings of the run.
+        out: a directory that holds no run yet.
+        listener: callbacks.
+        tensorboard: also write TensorBoard event files.
+        preparation: prepares the run: `simulated`, or over nodes.
+
+    Returns:
+        How the run ended.
+
+    Raises:
+        ConfigError: settings that cannot work; the directory is removed again.
+        DataError: data that cannot be used, or a directory that holds a run.
+    """
     listener = listener or Listener()
     directory = RunDirectory.create(out)  # first: a folder that cannot be used is known before the data are loaded
     with directory.lock():
@@ -161,12 +180,25 @@ def resume(
     tensorboard: bool = False,
     preparation: Preparation = simulated,
 ) -> Outcome:
-    """Go on with a run that was killed or interrupted; of one that is done, only the outcome.
+    """Resume a run that was killed or interrupted. A finished run only returns its outcome.
 
-    The end is the same as if it had never stopped: the checkpoint holds all that the next round depends on, and a round
-    that was lost is run again with the same randomness, or answered by vaults as before. With secure randomness on this
-    machine it cannot be: the lost round may have shown something, so that it stays charged, and the next has noise of
-    its own.
+    The end is the same as without the interruption. The checkpoint holds everything that the next round depends on. A
+    lost round is run again with the same randomness, or answered by vaults as before. With secure randomness on this
+    machine that is impossible: the lost round may have shown something, so it stays charged, and the next round has
+    fresh noise.
+
+    Args:
+        out: the directory of the run.
+        listener: callbacks.
+        tensorboard: also write TensorBoard event files.
+        preparation: prepares the run: `simulated`, or over nodes.
+
+    Returns:
+        How the run ended.
+
+    Raises:
+        ConfigError: settings or data have changed.
+        DataError: a file of the run is missing or damaged.
     """
     listener = listener or Listener()
     directory = RunDirectory.open(out)
@@ -179,24 +211,24 @@ def resume(
         _check_resumable(config, prepared, directory, checkpoint)
         directory.truncate_to(checkpoint.state if checkpoint else None)
         if checkpoint is not None:
-            prepared.federation.training.restore(checkpoint.tensors, checkpoint.state)
+            prepared.federation.restore(checkpoint.tensors, checkpoint.state)
         if not prepared.repeats_rounds:
-            prepared.federation.training.forfeit_round()
+            prepared.federation.forfeit_round()
             _checkpoint(directory, config, prepared)  # the next attempt may be lost as well
         return _train(config, prepared, directory, listener, tensorboard)
 
 
 def _environment(config: Config, prepared: Prepared) -> dict[str, Any]:
-    """What stays where the run was: so the names of the owners' files are here, and not in the summary."""
+    """Return facts that stay with the run directory. The names of the owners' files are here, not in the summary."""
     seed = config.run.seed if config.run.randomness == "seeded" else None
-    names = prepared.dataset.client_names if prepared.dataset is not None and prepared.records == "npz" else ()
+    names = prepared.dataset.client_names if prepared.dataset is not None and config.has_private_data else ()
     clients = {str(number): name for number, name in enumerate(names)}
     return describe_environment(seed=seed) | {"uncovered": list(prepared.uncovered), "clients": clients}
 
 
 @contextmanager
 def _removed_if_refused(directory: RunDirectory) -> Iterator[None]:
-    """A run that never began leaves no folder behind."""
+    """Remove the directory of a run that is refused before it begins."""
     try:
         yield
     except BaseException:
@@ -207,7 +239,7 @@ def _removed_if_refused(directory: RunDirectory) -> Iterator[None]:
 def _train(
     config: Config, prepared: Prepared, directory: RunDirectory, listener: Listener, tensorboard: bool
 ) -> Outcome:
-    training = prepared.federation.training
+    training = prepared.federation
     done = training.progress.round
     listener.on_start(prepared, done)
     events = TensorBoardWriter(directory.path / "tensorboard", first_round=done) if tensorboard else nullcontext()
@@ -232,19 +264,19 @@ def _train(
 
 
 def _keep(directory: RunDirectory, config: Config, prepared: Prepared, record: RoundRecord, seconds: float) -> None:
-    total = prepared.federation.training.progress.seconds
+    total = prepared.federation.progress.seconds
     directory.append_record(record)
     directory.append_timing(RoundTiming(round=record.round, seconds=seconds, seconds_total=total))
     _checkpoint(directory, config, prepared)
 
 
 def _checkpoint(directory: RunDirectory, config: Config, prepared: Prepared) -> None:
-    tensors, state = prepared.federation.training.state()
+    tensors, state = prepared.federation.state()
     directory.write_checkpoint(tensors, state | {"identity": _identity(config, prepared)})
 
 
 def _identity(config: Config, prepared: Prepared) -> dict[str, Any]:
-    """What must not change between a kill and a resume: what was spent was spent on these terms."""
+    """Return what must not change between a kill and a resume: the budget was spent on these terms."""
     settings = {
         f"{section}.{key}": value
         for section, table in config.to_dict().items()
@@ -260,7 +292,11 @@ def _digests(statistics: Statistics) -> dict[str, str]:
 
 
 def _part(checkpoint: Checkpoint, name: str, directory: RunDirectory) -> dict[str, Any]:
-    """A table of the checkpoint's state; a DataError where a whole checkpoint has none."""
+    """Return a table of the checkpoint's state.
+
+    Raises:
+        DataError: the checkpoint has none.
+    """
     found = checkpoint.state.get(name)
     if not isinstance(found, dict):
         raise DataError(
@@ -292,10 +328,10 @@ def _check_resumable(
 
 
 def _outcome(config: Config, prepared: Prepared, directory: RunDirectory, last: RoundRecord | None) -> Outcome:
-    training = prepared.federation.training
+    training = prepared.federation
     is_evaluated = last is not None and last.accuracy is not None
     found = last if is_evaluated else prepared.federation.evaluate("test")
-    epsilons = training.epsilons()
+    epsilons = training.epsilons
     return Outcome(
         accuracy=found.accuracy if found else None,
         loss=found.loss if found else None,
@@ -317,7 +353,7 @@ def _outcome(config: Config, prepared: Prepared, directory: RunDirectory, last: 
 
 
 def _metadata(config: Config, outcome: Outcome, prepared: Prepared) -> dict[str, str]:
-    """The claim that travels with the model, and what the model is for."""
+    """Return the privacy claim and the task, which travel with the model."""
     input_shape, num_classes = prepared.task
     covered = "yes" if outcome.covers_everything else f"NO: {'; '.join(outcome.uncovered)}"
     noise = "secure" if outcome.randomness == "secure" else "SEEDED: whoever knows the seed can subtract it"
@@ -340,7 +376,7 @@ def _metadata(config: Config, outcome: Outcome, prepared: Prepared) -> dict[str,
 
 @contextmanager
 def _ctrl_c_ends_the_round(listener: Listener) -> Iterator[threading.Event]:
-    """The first Ctrl-C lets the round finish; a second one stops at once. Outside the main thread nothing changes."""
+    """Let the round finish on the first Ctrl-C, stop at once on the second. Does nothing outside the main thread."""
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupted

@@ -1,7 +1,7 @@
-"""`scatter_linear`: every record's features, and the two noised statistics that centre and scale them.
+"""Features of `scatter_linear`, and the two noised statistics that centre and scale them.
 
-The statistics are released by every client, with noise of its own, before the first round. Both are charged: see
-`releases_before` in build.py. Beside them, a record's features depend on that record only.
+Every client releases the statistics before the first round, with its own noise. Both are charged: see `releases_before`
+in prepare.py. Apart from them, a record's features depend on that record only. Computed features are cached on disk.
 """
 
 import hashlib
@@ -20,18 +20,17 @@ from alidpfl.data.dataset import image_bytes
 from alidpfl.data.directories import user_cache
 from alidpfl.dpsgd import RandomStream, noised_total
 from alidpfl.errors import ConfigError
-from alidpfl.features import FeatureMap, Standardiser
+from alidpfl.features import FeatureMap, LearnedFilters, Standardiser
 from alidpfl.federation.planning import BYTES_PER_NUMBER
 from alidpfl.federation.tensors import steady_arithmetic
 from alidpfl.types import OnProgress, OnShare
 
 Statistics = Mapping[str, Tensor]
-"""What was released: `mean` of all features, `scale` of those of low frequency."""
-
+"""The released values: `mean` of all features, `scale` of those of low frequency."""
 
 _ROWS_AT_A_TIME = 1024
 _IMAGE_DIMS = 3
-_STREAM = 1  # a fourth number of the seed's path: other randomness than any round's
+_STREAM = 1  # fourth number of the seed's path, so that no round has the same randomness
 
 
 def featured(
@@ -41,14 +40,17 @@ def featured(
     statistics: Statistics | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Dataset, Statistics]:
-    """The data set with a vector of features in place of every image, and the statistics that it took.
+    """Replace every image by a vector of features.
 
     Args:
-        config: of the run.
-        dataset: of images.
-        clients: rows of each client. What no client holds is not in the statistics.
-        statistics: what the run has released already; None: release them now.
-        on_progress: told of what takes long.
+        config: settings of the run.
+        dataset: images.
+        clients: rows of each client. Other rows are not in the statistics.
+        statistics: those that the run has released already; None to release them now.
+        on_progress: told about slow steps.
+
+    Returns:
+        The data set of vectors, and the statistics.
     """
     feature_map = map_for(config, dataset.input_shape)
     train = _features(feature_map, dataset.train.inputs, config, "features", on_progress)
@@ -57,7 +59,7 @@ def featured(
             statistics = _released(config, feature_map, train, clients)
     standardiser = Standardiser(feature_map=feature_map, mean=statistics["mean"], scale=statistics["scale"])
     vectors = _vectors(standardiser, train)
-    del train  # gigabytes, before the test images' come
+    del train  # gigabytes: free them before the test features come
     test = _vectors(standardiser, _features(feature_map, dataset.test.inputs, config, "test features", on_progress))
     return replace(
         dataset,
@@ -67,13 +69,17 @@ def featured(
 
 
 def statistics_bytes(feature_map: FeatureMap) -> int:
-    """Traffic of one client: sums of features and of squared deviations up, their mean and then the scale down."""
+    """Return the traffic of one client: two sums up, the mean and the scale down."""
     features, scattering = sum(block.size for block in feature_map.blocks), feature_map.blocks[0]
     return BYTES_PER_NUMBER * (features + scattering.size + features + int(scattering.low.sum()))
 
 
 def map_for(config: Config, input_shape: tuple[int, ...]) -> FeatureMap:
-    """The features that a configuration asks for."""
+    """Return the configured features.
+
+    Raises:
+        ConfigError: the inputs are no images.
+    """
     if len(input_shape) != _IMAGE_DIMS:
         raise ConfigError(
             f'model.name="{config.model.name}" needs images, and inputs have shape {input_shape}: use "linear" or "mlp"'
@@ -84,7 +90,7 @@ def map_for(config: Config, input_shape: tuple[int, ...]) -> FeatureMap:
         scattering_frequencies=config.model.frequencies,
         sets_upright=config.model.upright,
         positions=config.model.positions,
-        learned=config.model.learned,
+        learned=tuple(map(LearnedFilters.parse, config.model.learned)),
     )
 
 
@@ -98,7 +104,7 @@ def _features(
 def _released(
     config: Config, feature_map: FeatureMap, features: Mapping[str, Tensor], clients: Sequence[Tensor]
 ) -> Statistics:
-    """Two rounds of the clients with the server: the noised mean, and around it the noised variances."""
+    """Release the statistics: first the noised mean, then the noised variances around it."""
     clip, privacy = config.model.deviation_clip, config.privacy
     released = partial(noised_total, noise_multiplier=privacy.statistics_noise, noise=privacy.noise)
     blocks = [features[block.name] for block in feature_map.blocks]
@@ -144,10 +150,19 @@ def load_or_compute(
     cache_dir: Path,
     on_progress: OnShare | None = None,
 ) -> dict[str, Tensor]:
-    """Features of `images`, from `cache_dir` if they are there and whole, otherwise computed and put there.
+    """Return the features of `images`, from the cache if it holds them, else computed and cached.
 
-    A file belongs to exactly these images and this map: each client has its own. It says as much as the images do, so
-    only its owner may read it.
+    A file belongs to exactly these images and this map: each client has its own. It tells as much as the images do,
+    so only its owner may read it.
+
+    Args:
+        feature_map: computes the features.
+        images: (n, channels, side, side) bytes.
+        cache_dir: folder of the cache.
+        on_progress: called with the share that is done.
+
+    Returns:
+        The features by block, (n, size) each.
     """
     feature_map.check_images(images)
     path = cache_dir / f"{feature_map.value_key}-{_digest(images)}.npz"
@@ -155,7 +170,7 @@ def load_or_compute(
 
 
 def _digest(images: Tensor) -> str:
-    """Of all bytes; the shape is in the file's name, but for the number of images, which the bytes tell."""
+    """Return a hash of all bytes. The file's name also has the shape of an image."""
     return hashlib.sha256(images.contiguous().numpy().data).hexdigest()
 
 
@@ -168,7 +183,7 @@ def _compute_and_keep(
 
 
 def _read(path: Path, feature_map: FeatureMap, count: int) -> dict[str, Tensor] | None:
-    """What the cache holds; None where there is nothing whole."""
+    """Return what the cache holds, or None if it is missing or damaged."""
     found = files.cached_arrays(path, [block.name for block in feature_map.blocks])
     if found is None:
         return None

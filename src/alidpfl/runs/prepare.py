@@ -1,7 +1,6 @@
-"""From a Config to a Federation: load the data, split them, make the model, calibrate the noise."""
+"""From a configuration to a federation: load and split the data, build the model, calibrate the noise."""
 
 import hashlib
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,29 +11,26 @@ from alidpfl.config.schema import STATISTICS, STATISTICS_SETTINGS, Config, DataS
 from alidpfl.data import Dataset
 from alidpfl.data.partition import small_clients
 from alidpfl.errors import ConfigError
-from alidpfl.federation.federation import Around, Federation, as_it_is, ledger_for
+from alidpfl.federation.federation import Federation, make_ledger
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings
-from alidpfl.inputs.names import named
-from alidpfl.methods import METHODS, Method, make_method
+from alidpfl.methods import Method, make_method
 from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
 from alidpfl.privacy import GaussianRelease, Ledger, noise_multiplier_for
+from alidpfl.registry import LOSSES, METHODS
 from alidpfl.runs.data import load_data, simulation_data
 from alidpfl.runs.features import Statistics, featured, map_for, statistics_bytes
-from alidpfl.simulation.runner import SimulationData
-from alidpfl.types import OnProgress, OnShare, tell_nobody
+from alidpfl.simulation import SimulationData, Wrap, simulate
+from alidpfl.types import OnProgress, OnShare, ignore_progress
 
-# Settings of their own, or parts of the method: a configuration must not have un-noised signals sent, say.
-_NOT_OPTIONS = frozenset(
-    {"adapts_noise", "clip_norm", "name", "needs_public_loss", "noise_multiplier", "release", "signals"}
-)
-_STEPS_A_ROUND = 2  # that a policy may share out, where nothing was wished for
+_STEPS_PER_ROUND = 2  # that σ pays for by default; a policy divides them among the rounds
+_SHOWN_CLIENTS = 5  # whose numbers a warning lists
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What follows from the configuration alone: no data are needed for it."""
+    """The parts of a run that follow from the configuration alone, without data."""
 
     noise_multiplier: float
     method: Method
@@ -45,41 +41,45 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """All that a run needs."""
+    """A run that is ready to train."""
 
     dataset: Dataset | None
-    """None where a deployment's server has none to look at."""
+    """The data set; None where a deployment's server has none."""
     federation: Federation
     noise_multiplier: float
     task: tuple[tuple[int, ...], int]
     """Shape of an input, as the data set has it, and number of classes."""
     clients: str
-    """Fingerprint of who holds what: a run cannot go on with other data."""
+    """Fingerprint of the clients' records: a run cannot resume with other data."""
     uncovered: tuple[str, ...]
     """What no ε of this run covers."""
     weakness: str | None
     """Why (ε, δ) hides little, if it does."""
     warnings: tuple[str, ...]
     records: str
-    """Whose were trained on: the data set's name, or "in vaults"."""
+    """Where the records come from: the data set's name, or "in vaults"."""
     randomness: str
-    """Of batches and noise: "seeded" or "secure"."""
+    """Randomness of batches and noise: "seeded" or "secure"."""
     statistics: Statistics = field(default_factory=dict)
-    """What was released before the first round, and is a part of the model."""
+    """Statistics that were released before the first round. They are a part of the model."""
     repeats_rounds: bool
-    """True if a lost round can be asked for again and is the same: nothing new is released then."""
+    """True if a lost round can be run again with the same outcome, so that nothing new is released."""
 
 
 def make_parts(config: Config) -> Parts:
-    """Fails early: no data are loaded for a budget that pays for nothing."""
+    """Build what needs no data, so that a budget that pays for nothing is refused early.
+
+    Raises:
+        ConfigError: settings contradict each other, or the budget pays for no step.
+    """
     check_choices(config)
     noise_multiplier = _noise_multiplier(config)
-    method, privacy = _method(config, noise_multiplier), config.privacy
+    method, privacy = _make_method(config, noise_multiplier), config.privacy
     return Parts(
         noise_multiplier=noise_multiplier,
         method=method,
-        policy=_policy(config),
-        ledger=ledger_for(
+        policy=_make_policy(config),
+        ledger=make_ledger(
             method,
             config.budget,
             privacy.sample_rate,
@@ -96,37 +96,54 @@ def prepare(
     *,
     statistics: Statistics | None = None,
     on_progress: OnProgress | None = None,
-    on_share: OnShare = tell_nobody,
-    around: Around = as_it_is,
+    on_share: OnShare = ignore_progress,
+    wrap: Wrap | None = None,
 ) -> Prepared:
-    """Everything but the training of a simulated run, with something `around` its engine.
+    """Do everything for a simulated run except the training.
 
-    `statistics` are those that a run which goes on has released: a second release is not paid for.
+    Args:
+        config: settings of the run.
+        statistics: those that a resumed run has already released; a second release is not paid for.
+        on_progress: told about slow steps of loading.
+        on_share: told the share of a round's training that is done.
+        wrap: puts a wrapper around the engine.
+
+    Returns:
+        The run, ready to train.
+
+    Raises:
+        ConfigError: settings that cannot work.
+        DataError: data that cannot be read or trained on.
     """
     parts = make_parts(config)
     dataset = load_data(config, on_progress)
     data = simulation_data(config, dataset)
-    shown, clients, task = _shown(config, dataset), _fingerprint(data), (dataset.input_shape, dataset.num_classes)
+    uncovered, clients, task = (
+        _uncovered(config, dataset),
+        _fingerprint(data),
+        (dataset.input_shape, dataset.num_classes),
+    )
     exchanged = 0
     if config.has_statistics:
         exchanged = len(data.clients) * statistics_bytes(map_for(config, dataset.input_shape))
         dataset, statistics = featured(config, dataset, data.clients, statistics, on_progress)
         data = simulation_data(config, dataset)
     is_seeded = config.run.randomness == "seeded"
-    federation = Federation.simulated(
+    federation = simulate(
         model=build_model(config, dataset.input_shape, dataset.num_classes),
         data=data,
         method=parts.method,
         policy=parts.policy,
         ledger=parts.ledger,
-        settings=make_settings(config, shows_private_data=bool(shown)),
+        settings=make_settings(config, shows_private_data=bool(uncovered)),
         server_settings=parts.server_settings,
         seed=config.run.seed if is_seeded else None,
         processes=config.run.processes,
         device=_device(config),
         noise=config.privacy.noise,
+        loss=LOSSES[config.model.loss],
         bytes_before=exchanged,
-        around=around,
+        wrap=wrap,
         on_share=on_share,
     )
     return Prepared(
@@ -136,8 +153,8 @@ def prepare(
         task=task,
         clients=clients,
         statistics=statistics or {},
-        uncovered=(*shown, *uncovered_signals(parts.policy)),
-        weakness=weakness_of(config, min(len(rows) for rows in data.clients)),
+        uncovered=(*uncovered, *uncovered_signals(parts.policy)),
+        weakness=config.budget.weakness(min(len(rows) for rows in data.clients)),
         warnings=_warnings(config, data.clients),
         records=config.data.name,
         randomness=config.run.randomness,
@@ -146,12 +163,16 @@ def prepare(
 
 
 def uncovered_signals(policy: Policy) -> tuple[str, ...]:
-    """What a policy has clients show without noise."""
+    """Return what a policy makes clients show without noise."""
     return ("un-noised signals of the clients",) if policy.needs_raw_signals else ()
 
 
 def check_choices(config: Config) -> None:
-    """Refuse settings that the chosen data set or model would not read: they were meant to do something."""
+    """Refuse settings that the chosen data set or model does not read.
+
+    Raises:
+        ConfigError: such a setting, or too few rounds for the statistics.
+    """
     data, model = config.data, config.model
     read_by = (
         ("data.alpha", data.alpha != DataSection().alpha, data.name, "synthetic", ""),
@@ -165,11 +186,11 @@ def check_choices(config: Config) -> None:
     )
     for key, is_set, chosen, reader, hint in read_by:
         if is_set and chosen != reader:
-            raise ConfigError(f"{key} is for {reader}, and {chosen} would not read it; leave it out{hint}")
+            raise ConfigError(f"{key} is for {reader}; {chosen} does not read it: leave it out{hint}")
     if config.training_rounds < 1:
         raise ConfigError(
             f"federation.max_rounds={config.federation.max_rounds}: {model.name} needs {STATISTICS} rounds for its "
-            f"statistics before the first of training; set at least {STATISTICS + 1}"
+            f"statistics before the first round of training; set at least {STATISTICS + 1}"
         )
 
 
@@ -178,7 +199,7 @@ def _is_set(config: Config, section: str, key: str) -> bool:
 
 
 def _noise_multiplier(config: Config) -> float:
-    """σ as set, or the least that pays for the steps that are wished for."""
+    """Return σ as set, or the least σ that pays for the planned steps."""
     privacy = config.privacy
     if privacy.noise_multiplier is not None:
         if privacy.max_steps is not None:
@@ -187,7 +208,7 @@ def _noise_multiplier(config: Config) -> float:
                 "each follows from the other; leave one out"
             )
         return privacy.noise_multiplier
-    per_round = config.local_steps if config.policy == "fixed" else _STEPS_A_ROUND
+    per_round = config.local_steps if config.policy == "fixed" else _STEPS_PER_ROUND
     steps = privacy.max_steps or config.training_rounds * per_round
     rate = privacy.sample_rate
     if config.release == "update":  # charged by the round, over all records
@@ -198,18 +219,18 @@ def _noise_multiplier(config: Config) -> float:
 
 
 def releases_before(config: Config) -> tuple[GaussianRelease, ...]:
-    """What every client is charged before the first round: the statistics that its features are standardised by."""
+    """Return what every client is charged before the first round: the statistics that standardise its features."""
     if not config.has_statistics:
         return ()
     return (GaussianRelease(noise_multiplier=config.privacy.statistics_noise, count=STATISTICS),)
 
 
 def accountant_of(config: Config) -> str:
-    """The one that has the last word: noise that depends on outputs needs a Rényi filter."""
-    return "rdp" if config.method.name == "adap_dpfl" else config.privacy.accountant
+    """Return the accountant that decides: noise that depends on outputs needs a Rényi filter, so `rdp`."""
+    return "rdp" if METHODS[config.method.name].adapts_noise else config.privacy.accountant
 
 
-def _policy(config: Config) -> Policy:
+def _make_policy(config: Config) -> Policy:
     name, options = config.policy, dict(config.method.policy_options)
     if name == "fixed":
         options.setdefault("local_steps", config.local_steps)
@@ -223,38 +244,26 @@ def _policy(config: Config) -> Policy:
         raise ConfigError(f"method.policy_options={options}: {error}") from None
 
 
-def method_options(name: str) -> dict[str, inspect.Parameter]:
-    """What `method.options` may hold for this method.
-
-    >>> list(method_options("pe_dpfl")), list(method_options("ali_dpfl"))
-    (['regularisation', 'perturbation', 'draws', 'variant'], [])
-    """
-    parameters = inspect.signature(METHODS[name]).parameters
-    return {option: parameter for option, parameter in parameters.items() if option not in _NOT_OPTIONS}
-
-
-def _method(config: Config, noise_multiplier: float) -> Method:
-    name, options = config.method.name, config.method.options
-    for option in options:
-        named(f"method.options of {name}: the option", option, method_options(name))
-    settings = {"clip_norm": config.method.clip_norm, "noise_multiplier": noise_multiplier}
-    method = make_method(name, **settings, **options)
+def _make_method(config: Config, noise_multiplier: float) -> Method:
+    section = config.method
+    method = make_method(
+        section.name, clip_norm=section.clip_norm, noise_multiplier=noise_multiplier, **section.options
+    )
     if method.needs_public_loss and config.data.validation == 0:
         raise ConfigError(
-            f"{method.name} looks at the loss on public data: set data.validation, such as 0.02, to hold that share of "
-            "the training set out as public"
+            f"{method.name} needs the loss on public data: set data.validation, such as 0.02, to keep that share of "
+            "the training set as public data"
         )
     return method
 
 
 def build_model(config: Config, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """With its first weights."""
-    name, hidden = config.model.name, config.model.hidden
-    return make_model(name, input_shape, num_classes, hidden=hidden, seed=config.run.seed)
+    """Build the configured model with seeded initial weights."""
+    return make_model(config.model.name, input_shape, num_classes, hidden=config.model.hidden, seed=config.run.seed)
 
 
 def make_settings(config: Config, *, shows_private_data: bool) -> FederationSettings:
-    """Rounds, limits and step sizes."""
+    """Return rounds, limits and step sizes of the federation."""
     federation, method = config.federation, config.method
     return FederationSettings(
         max_rounds=config.training_rounds,
@@ -275,7 +284,7 @@ def make_settings(config: Config, *, shows_private_data: bool) -> FederationSett
 
 
 def _heterogeneity(config: Config) -> float:
-    """Γ as the paper sets it; for clients that come with the data nobody knows, and 1 is the paper's mild case."""
+    """Return Γ as the paper sets it. For clients that come with the data it is unknown: 1, the paper's mild case."""
     if config.partition == "natural":
         return 1.0
     return heterogeneity_for(config.data.dirichlet_beta if config.partition == "dirichlet" else None)
@@ -298,37 +307,32 @@ def _device(config: Config) -> str:
     return config.run.device
 
 
-def weakness_of(config: Config, smallest_client: int) -> str | None:
-    """Why the claim hides little of a client with so many records, if it does."""
-    return config.budget.weakness(smallest_client)
-
-
 def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
     found = []
     small = small_clients([rows.numpy() for rows in clients], config.privacy.sample_rate)
     if small:
-        names = ", ".join(map(str, small[:5])) + (" ..." if len(small) > 5 else "")  # noqa: PLR2004
+        names = ", ".join(map(str, small[:_SHOWN_CLIENTS])) + (" ..." if len(small) > _SHOWN_CLIENTS else "")
         found.append(
-            f"{len(small)} of {len(clients)} clients expect less than one record a batch (clients {names}): their "
-            "updates are mostly noise; raise privacy.sample_rate or data.min_samples"
+            f"{len(small)} of {len(clients)} clients expect less than one record in a batch (clients {names}), so "
+            "their updates are mostly noise; raise privacy.sample_rate or data.min_samples"
         )
-    if config.data.name == "npz" and config.run.randomness == "seeded":
+    if config.has_private_data and config.run.randomness == "seeded":
         found.append(
-            f"whoever knows run.seed={config.run.seed} can subtract the noise from the model; for data that are really "
-            'private set run.randomness="secure"'
+            f"anyone who knows run.seed={config.run.seed} can subtract the noise from the model; for data that is "
+            'really private set run.randomness="secure"'
         )
     return tuple(found)
 
 
-def _shown(config: Config, dataset: Dataset) -> tuple[str, ...]:
-    """What shows the clients' own records without noise. Data sets that are public anyway show nothing."""
-    if config.data.name != "npz" or config.data.validation == 0:
+def _uncovered(config: Config, dataset: Dataset) -> tuple[str, ...]:
+    """Return what shows the clients' own records without noise. Public data sets have nothing to hide."""
+    if not config.has_private_data or config.data.validation == 0:
         return dataset.shown
     return (*dataset.shown, "loss and accuracy on data.validation, which are records of the clients")
 
 
 def digest(tensor: Tensor) -> str:
-    """Of a tensor's values."""
+    """Return a hash of a tensor's values."""
     return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 

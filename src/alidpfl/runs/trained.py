@@ -1,4 +1,4 @@
-"""The model that a run left on disk, ready to be asked."""
+"""Load the trained model of a finished run."""
 
 import json
 from pathlib import Path
@@ -19,10 +19,13 @@ _RELEASED = "features."
 
 
 def load_model(directory: str | Path) -> nn.Module:
-    """The trained model of a finished run, in evaluation mode: (n, *input_shape) in, (n, classes) scores out.
+    """Load the trained model of a finished run, in evaluation mode.
 
-    Inputs are those of the data set, as `load_dataset` gives them: images scaled to the run's `pixel_range`. The model
-    of `scatter_linear` computes their features itself.
+    Inputs (n, *input_shape) are those of the data set, as `load_dataset` gives them: images scaled to the run's
+    `pixel_range`. Outputs are scores, (n, classes). The model of `scatter_linear` computes features itself.
+
+    Raises:
+        DataError: the run has not ended, or its files do not fit together.
     """
     run = RunDirectory.open(directory)
     found = run.read_model()
@@ -47,7 +50,7 @@ def load_model(directory: str | Path) -> nn.Module:
 
 
 class _Features(nn.Module):
-    """From images to the vectors that `scatter_linear` learns from."""
+    """Turns images into the vectors that `scatter_linear` learns from."""
 
     def __init__(self, config: Config, input_shape: tuple[int, ...], released: dict[str, Tensor]) -> None:
         super().__init__()

@@ -1,1 +1,6 @@
-"""How a round's plans reach the clients: in processes on one machine, or over nodes with vaults."""
+"""Federations with all clients on one machine, in one process or in several."""
+
+from alidpfl.simulation.engine import Simulation, Wrap, default_processes, simulate
+from alidpfl.simulation.runner import SimulationData
+
+__all__ = ["Simulation", "SimulationData", "Wrap", "default_processes", "simulate"]

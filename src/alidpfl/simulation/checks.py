@@ -1,6 +1,6 @@
-"""Before the first round: can every client's records be trained on? Errors name the client and quote none of its data.
+"""Checks before the first round: can every client's records be trained on? Errors quote no data.
 
-Found while sampling, such a mistake would show when a particular record is drawn, after budget was spent.
+Found only while sampling, a mistake would show when a particular record is drawn, and after budget was spent.
 """
 
 import torch
@@ -13,11 +13,15 @@ from alidpfl.simulation.runner import SimulationData
 
 _SCORES = 2  # dimensions of (B, classes)
 _ROUNDING = 1e-4
-_LOOKED_AT: dict[Part, str] = {"test": "the test data", "validation": "the public data"}
+_PARTS: dict[Part, str] = {"test": "the test data", "validation": "the public data"}
 
 
 def check_enrolment(model: nn.Module, data: SimulationData) -> None:
-    """Refuse clients without records, inputs that the model cannot take, and labels that it has no output for."""
+    """Refuse clients without records, inputs that the model cannot take, and labels without an output.
+
+    Raises:
+        DataError: names the client, never its data.
+    """
     for number, rows in enumerate(data.clients):
         if len(rows) == 0:
             raise DataError(f"client {number} has no records; leave it out, or give each client some (min_samples)")
@@ -25,14 +29,14 @@ def check_enrolment(model: nn.Module, data: SimulationData) -> None:
     if classes is None:
         return
     is_beyond = data.targets >= classes
-    held_by = data.clients if bool(is_beyond.any()) else ()  # there may be a million of them
+    held_by = data.clients if bool(is_beyond.any()) else ()  # only if needed: there may be a million clients
     found = [number for number, rows in enumerate(held_by) if bool(is_beyond[rows].any())]
     if found:
         others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise _beyond(f"client {found[0]}{others} has", classes)
     for part, (_, targets) in data.evaluation.items():
         if bool((targets >= classes).any()):
-            raise _beyond(f"{_LOOKED_AT[part]} have", classes)
+            raise _beyond(f"{_PARTS[part]} have", classes)
 
 
 def _beyond(who_has: str, classes: int) -> DataError:
@@ -43,7 +47,7 @@ def _beyond(who_has: str, classes: int) -> DataError:
 
 
 def gives_probabilities(model: nn.Module, data: SimulationData) -> bool:
-    """Whether the model ends in a softmax, as a layer or as a function, which the loss then applies a second time."""
+    """Return whether the model ends in a softmax, which the loss would apply a second time."""
     outputs = _outputs(model, data)
     if outputs.ndim != _SCORES:
         return False
@@ -52,14 +56,14 @@ def gives_probabilities(model: nn.Module, data: SimulationData) -> bool:
 
 
 def _num_outputs(model: nn.Module, data: SimulationData) -> int | None:
-    """Classes that the model tells apart; None where it gives something else."""
+    """Return the number of classes of the model's outputs, or None if they are no class scores."""
     outputs = _outputs(model, data)
     return outputs.shape[1] if outputs.ndim == _SCORES else None
 
 
 @torch.no_grad()
 def _outputs(model: nn.Module, data: SimulationData) -> Tensor:
-    """Of a trial on made-up samples."""
+    """Return the outputs of a trial on made-up samples."""
     device = next(model.parameters()).device
     with trial(model, data.inputs, data.targets):
         outputs: Tensor = model(made_up(data.inputs, 0).to(device))

@@ -1,8 +1,8 @@
-"""Many clients on one machine: in this process, or spread over one worker process a core.
+"""The engine of a simulation: many clients on one machine, in this process or in one worker process for each core.
 
-The result is the same to the last bit whatever the number of processes: every client's randomness depends on (seed,
-round, client) only, every process computes in one thread, and the server adds in the order of the clients.
-Memory grows with the clients of a round, not with all: a client that is not drawn is a list of row numbers.
+The result is the same to the last bit for any number of processes. Every client's randomness depends only on (seed,
+round, client), every process computes in one thread, and the server adds in the order of the clients. Memory grows with
+the clients of a round: a client that is not drawn is only a list of row numbers.
 """
 
 import os
@@ -10,30 +10,37 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
+from alidpfl.dpsgd import cross_entropy
 from alidpfl.errors import ConfigError
-from alidpfl.federation.settings import Evaluation, Part
-from alidpfl.federation.tensors import steady_arithmetic
-from alidpfl.methods import Method
+from alidpfl.federation.client import check_grid
+from alidpfl.federation.federation import Federation
+from alidpfl.federation.server import ServerSettings
+from alidpfl.federation.settings import Engine, Evaluation, FederationSettings, Part
+from alidpfl.federation.tensors import num_params, steady_arithmetic, trained
+from alidpfl.methods import Loss, Method
+from alidpfl.policies import Policy
+from alidpfl.privacy import Ledger
 from alidpfl.simulation.checks import check_enrolment
 from alidpfl.simulation.runner import Runner, SimulationData
 from alidpfl.simulation.workers import SharedWeights, WorkerPool
-from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, OnShare, tell_nobody
+from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, OnShare, ignore_progress
 
 _EVALUATION_ROWS = 1000  # in one piece, whatever the number of processes, so that sums have one order
 
 
 def default_processes() -> int:
-    """One a core that this process may use; 1 where processes cannot safely be forked."""
+    """Return one process for each core that this process may use; 1 where processes cannot safely be forked."""
     if not sys.platform.startswith("linux"):
         return 1
     return len(os.sched_getaffinity(0))
 
 
 class Simulation:
-    """The engine of `alidpfl run`. Use it as a context manager, or call `close`."""
+    """Trains and evaluates on this machine. Use it as a context manager, or call `close`."""
 
     def __init__(
         self,
@@ -45,29 +52,33 @@ class Simulation:
         processes: int | None = None,
         device: str = "cpu",
         noise: NoiseKind = "gaussian",
-        on_share: OnShare = tell_nobody,
+        loss: Loss = cross_entropy,
+        on_share: OnShare = ignore_progress,
     ) -> None:
-        """Check model and method at once; worker processes start with the first round.
+        """Check model and method; worker processes start with the first round.
 
         Args:
             model: what is trained; it is copied, never changed.
             method: its objective is what clients minimise.
             data: shared by all processes.
-            seed: of clients' batches and noise; None for the operating system's entropy (then nothing can be repeated).
-            processes: None for one a core.
+            seed: makes batches and noise repeatable; None for the operating system's entropy.
+            processes: worker processes; None for one for each core.
             device: "cpu" or "cuda"; the latter in this process only.
             noise: "grid" for exact noise, one record at a time.
-            on_share: told after every client what share of the round's training is done.
+            loss: of each sample.
+            on_share: called after every client with the share of the round's training that is done.
         """
         wanted = default_processes() if processes is None else processes
         if wanted < 1:
-            raise ConfigError(f"processes={processes} must be at least 1; leave it out for one a core")
+            raise ConfigError(f"processes={processes} must be at least 1; leave it out for one for each core")
         if wanted > 1 and not sys.platform.startswith("linux"):
             raise ConfigError(f"processes={processes} needs Linux, where processes can be forked; use 1")
-        # More than clients would only wait. Two stay two: in a process of its own an error keeps its details to itself.
+        # No more than clients, but at least two: an error in a worker process cannot show data in its traceback.
         self._processes = 1 if device != "cpu" else min(wanted, max(2, len(data.clients)))
         with steady_arithmetic():
-            self._runner = Runner(model=model, method=method, data=data, seed=seed, device=device, noise=noise)
+            self._runner = Runner(
+                model=model, method=method, data=data, seed=seed, device=device, noise=noise, loss=loss
+            )
             check_enrolment(self._runner.model, data)
         self._data = data
         self._on_share = on_share
@@ -88,21 +99,21 @@ class Simulation:
             self._pool = None
 
     def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
-        """Train these clients from `params`; the updates in the plans' order."""
+        """Train these clients from `params`; return the updates in the plans' order."""
         work = [self._work(plan) for plan in plans]
-        tell = self._teller(work)
+        report = self._share_reporter(work)
         if self._processes == 1:
             updates = []
             for slot, plan in enumerate(plans):
                 updates.append(self._runner.train(params, plan))
-                tell(slot)
+                report(slot)
             return updates
         pool = self._ready_pool(len(plans), params)
-        updates = pool.run(enumerate(plans), work=work, on_done=tell)
+        updates = pool.run(enumerate(plans), work=work, on_done=report)
         return [replace(update, params=pool.weights.of_client(slot)) for slot, update in enumerate(updates)]
 
-    def _teller(self, work: Sequence[float]) -> Callable[[int], None]:
-        """Tells, with every client that is done, the share of all: of the work, since clients have unequal sizes."""
+    def _share_reporter(self, work: Sequence[float]) -> Callable[[int], None]:
+        """Return a callback that reports the finished share of the work, since clients have unequal sizes."""
         total, done = sum(work), 0.0
 
         def tell(slot: int) -> None:
@@ -143,3 +154,75 @@ class Simulation:
             self._pool = WorkerPool(self._runner, SharedWeights(num_slots, len(params)), self._processes)
         self._pool.weights.global_weights.copy_(params)
         return self._pool
+
+
+Wrap: TypeAlias = Callable[[Engine], Engine]
+"""Puts a wrapper around an engine, such as a cache."""
+
+
+def simulate(
+    *,
+    model: nn.Module,
+    data: SimulationData,
+    method: Method,
+    policy: Policy,
+    ledger: Ledger,
+    settings: FederationSettings,
+    server_settings: ServerSettings | None = None,
+    seed: int | None = None,
+    processes: int | None = None,
+    device: str = "cpu",
+    noise: NoiseKind = "gaussian",
+    loss: Loss = cross_entropy,
+    bytes_before: int = 0,
+    wrap: Wrap | None = None,
+    on_share: OnShare = ignore_progress,
+) -> Federation:
+    """Return a federation with all clients on this machine; nothing runs yet.
+
+    Args:
+        model: what is trained, with its first weights; it is copied.
+        data: the records of all clients, and what to evaluate on.
+        method: sets C, σ and the local loss.
+        policy: chooses τ.
+        ledger: every client's account.
+        settings: rounds, limits, step sizes.
+        server_settings: momentum, averaging, quorum.
+        seed: makes batches and noise repeatable; None for secure randomness.
+        processes: worker processes; None for one a core.
+        device: "cpu" or "cuda".
+        noise: "grid" for exact noise, one record at a time.
+        loss: of each sample.
+        bytes_before: traffic before the first round.
+        wrap: puts a wrapper around the engine.
+        on_share: told the share of a round's training that is done.
+
+    Raises:
+        ConfigError: settings that cannot work, before anything is charged.
+        DataError: records that the model cannot be trained on.
+    """
+    if noise == "grid":
+        first = method.numbers(method.start(), 0)
+        check_grid(method.release, first.noise_multiplier, num_params(trained(model)))
+    engine: Engine = Simulation(
+        model=model,
+        method=method,
+        data=data,
+        seed=seed,
+        processes=processes,
+        device=device,
+        noise=noise,
+        loss=loss,
+        on_share=on_share,
+    )
+    return Federation(
+        model=model,
+        engine=engine if wrap is None else wrap(engine),
+        sizes=[len(rows) for rows in data.clients],
+        method=method,
+        policy=policy,
+        ledger=ledger,
+        settings=settings,
+        server_settings=server_settings,
+        bytes_before=bytes_before,
+    )

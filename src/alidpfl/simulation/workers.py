@@ -1,4 +1,4 @@
-"""Worker processes, forked so that they share the parent's data, and fed by pipes. Weights go through shared memory.
+"""Worker processes of a simulation. They are forked, so they share the parent's data; weights go through shared memory.
 
 Forking needs no pickling: models, losses and data sets from a notebook work as they are.
 """
@@ -21,13 +21,13 @@ from alidpfl.errors import AliDpflError
 from alidpfl.federation.settings import Part
 from alidpfl.federation.tensors import keep_heap, steady_arithmetic
 from alidpfl.simulation.runner import Runner
-from alidpfl.types import ClientPlan, tell_nobody
+from alidpfl.types import ClientPlan, ignore_progress
 
 _NOTHING = torch.zeros(0)
 _STDERR = 2  # the last of the standard streams
 
 TrainTask: TypeAlias = tuple[int, ClientPlan]
-"""Which slot of shared memory takes the weights, and the plan."""
+"""The slot of shared memory for the weights, and the plan."""
 EvaluateTask: TypeAlias = tuple[Part, slice]
 Task: TypeAlias = TrainTask | EvaluateTask
 
@@ -37,7 +37,7 @@ class WorkerError(AliDpflError):
 
 
 class SharedWeights:
-    """Rows of weights in memory that forked processes share: row 0 for the server's, one more for each client."""
+    """Weights in memory that forked processes share: row 0 for the server, one row for each client."""
 
     def __init__(self, num_clients: int, num_params: int) -> None:
         # Anonymous memory, not /dev/shm: containers often give that only 64 MB.
@@ -49,12 +49,12 @@ class SharedWeights:
         return len(self._rows) - 1
 
     def of_client(self, slot: int) -> Tensor:
-        """(num_params,) of the slot's client."""
+        """Return the weights of the slot's client, (num_params,)."""
         return self._rows[1 + slot]
 
 
 class WorkerPool:
-    """A few processes that run tasks; results come in the order of the tasks, whoever was first."""
+    """Processes that run tasks. Results come in the order of the tasks."""
 
     def __init__(self, runner: Runner, weights: SharedWeights, num_workers: int) -> None:
         """Fork the workers: they inherit `runner`, its data and the shared weights."""
@@ -74,12 +74,20 @@ class WorkerPool:
         self,
         tasks: Iterable[Task],
         work: Sequence[float] | None = None,
-        on_done: Callable[[int], None] = tell_nobody,
+        on_done: Callable[[int], None] = ignore_progress,
     ) -> list[Any]:
-        """Run all tasks, those with most `work` first so that no process is left with one at the end.
+        """Run all tasks.
 
-        `on_done` is told the place of every task that is done. A task that fails leaves the pool usable. A worker that
-        died, or Ctrl-C, closes it: answers would be left in its pipes, and the next tasks would get them.
+        A task that fails leaves the pool usable. A worker that dies, or Ctrl-C, closes the pool: answers left in its
+        pipes would reach the next tasks.
+
+        Args:
+            tasks: what to run.
+            work: expected effort of each task. Large tasks start first, so that the processes end together.
+            on_done: called with the place of every finished task.
+
+        Returns:
+            The results, in the order of the tasks.
         """
         tasks = list(tasks)
         order = sorted(range(len(tasks)), key=lambda place: -work[place] if work else place)
@@ -94,7 +102,7 @@ class WorkerPool:
         return [results[number] for number in range(len(tasks))]
 
     def _results(self, tasks: Sequence[Task], order: Iterable[int], on_done: Callable[[int], None]) -> dict[int, Any]:
-        """Answers by the tasks' numbers; after a failure no more tasks are begun."""
+        """Return answers by task number. After a failure no more tasks start."""
         waiting, idle, results = iter(order), list(self._pipes), {}
         has_failed = False
         finished: list[int] = []
@@ -104,7 +112,7 @@ class WorkerPool:
                 pipe = idle.pop()
                 self._send(pipe, tasks[number])
                 busy[pipe] = number
-            for number in finished:  # now that no process waits for it
+            for number in finished:  # after all processes have work again
                 on_done(number)
             if not busy:
                 break
@@ -122,11 +130,11 @@ class WorkerPool:
 
     @property
     def is_closed(self) -> bool:
-        """True if it has no workers any more."""
+        """True if it has no workers left."""
         return not self._processes
 
     def close(self) -> None:
-        """End the processes at once, at work or not; they hold nothing that must be saved."""
+        """End the processes at once. They hold nothing that must be saved."""
         for process in self._processes:
             process.kill()
         for process, pipe in zip(self._processes, self._pipes, strict=True):
@@ -158,9 +166,9 @@ class WorkerPool:
 
 def _work(runner: Runner, weights: SharedWeights, pipe: Connection) -> None:
     """Answer tasks until the parent is gone."""
-    gc.freeze()  # what the fork copied is never collected here: its files are closed under it
+    gc.freeze()  # never collect what the fork copied: its files are closed below
     _close_files_but(pipe.fileno())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, after the round
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, after the round
     keep_heap()
     with steady_arithmetic(), suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
@@ -168,10 +176,10 @@ def _work(runner: Runner, weights: SharedWeights, pipe: Connection) -> None:
 
 
 def _close_files_but(kept: int) -> None:
-    """Let go of what the fork copied: pipes, which would not end with the parent, and locks, which would outlive it."""
+    """Close inherited files: pipes that would not end with the parent, and locks that would outlive it."""
     for name in os.listdir("/proc/self/fd"):
         if (number := int(name)) > _STDERR and number != kept:
-            with suppress(OSError):  # that of the listing is closed already
+            with suppress(OSError):  # the listing's own file is closed already
                 os.close(number)
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: one directory, whole at every moment, also after `kill -9`.
+"""The run directory on disk, which stays readable and resumable even after `kill -9`.
 
 >>> import tempfile
 >>> folder = tempfile.mkdtemp()
@@ -11,8 +11,7 @@
 
 from alidpfl.store.checkpoint import Checkpoint
 from alidpfl.store.environment import describe_environment
-from alidpfl.store.files import RoundTiming
+from alidpfl.store.files import RoundTiming, to_toml
 from alidpfl.store.run_directory import RunDirectory
-from alidpfl.store.toml_writer import to_toml
 
 __all__ = ["Checkpoint", "RoundTiming", "RunDirectory", "describe_environment", "to_toml"]

@@ -1,4 +1,4 @@
-"""Answers that take seconds, kept on disk. Whatever is wrong with the file, the answer is computed anew."""
+"""Cache results that take seconds to compute on disk. A damaged file is no error: the result is computed again."""
 
 import hashlib
 import json
@@ -15,29 +15,36 @@ from alidpfl.store.files import write_atomically
 _PACKAGE = Path(__file__).parent.parent
 
 
-def remembered(
-    question: Mapping[str, Any], answer: Callable[[], dict[str, Any]], *, kind: str, packages: Iterable[str]
+def cached(
+    question: Mapping[str, Any], compute: Callable[[], dict[str, Any]], *, kind: str, packages: Iterable[str]
 ) -> dict[str, Any]:
-    """The JSON object that answers `question`: from the user's cache, else computed and kept there.
+    """Return the cached result for `question`, or compute it and put it into the user's cache.
 
-    It is kept under the question and the source of `packages`, which compute it: new code answers anew.
+    Args:
+        question: what the result depends on, as JSON.
+        compute: returns the result, a JSON object.
+        kind: the folder in the cache.
+        packages: the packages of alidpfl that compute the result. A change in their source makes the cache invalid.
+
+    Returns:
+        The result.
     """
     path = user_cache() / kind / f"{_key(question, packages)}.json"
+    plain = json.loads(json.dumps(question))
     with suppress(OSError, ValueError, RecursionError):
         known = json.loads(path.read_bytes(), parse_constant=_refuse)
-        if isinstance(known, dict) and known.get("question") == _plain(question):
-            found = known.get("answer")
-            if isinstance(found, dict):
-                return found
-    computed = answer()
-    with suppress(OSError, AliDpflError):  # no room, or no permission: then it is not kept
+        if isinstance(known, dict) and known.get("question") == plain and isinstance(known.get("answer"), dict):
+            answer: dict[str, Any] = known["answer"]
+            return answer
+    answer = compute()
+    with suppress(OSError, AliDpflError):  # no space or no permission: the result is not cached
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps({"question": _plain(question), "answer": computed}).encode())
-    return computed
+        write_atomically(path, json.dumps({"question": plain, "answer": answer}).encode())
+    return answer
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(constant)  # we write no NaN and no infinity
+    raise ValueError(constant)  # `cached` writes no NaN and no infinity
 
 
 def _key(question: Mapping[str, Any], packages: Iterable[str]) -> str:
@@ -47,7 +54,3 @@ def _key(question: Mapping[str, Any], packages: Iterable[str]) -> str:
         for source in sorted((_PACKAGE / package).glob("*.py")):
             digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:32]
-
-
-def _plain(question: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(question))

@@ -1,4 +1,4 @@
-"""Tensors and JSON state in one safetensors file (no pickle: reading runs no code), sealed by a checksum."""
+"""Checkpoints: tensors and JSON state in one safetensors file with a checksum. No pickle: reading runs no code."""
 
 import hashlib
 import json
@@ -19,14 +19,14 @@ _ALIGNMENT = 8
 
 
 class Checkpoint(NamedTuple):
-    """Where a run can go on from."""
+    """The tensors and the JSON state that a run resumes from."""
 
     tensors: dict[str, "Tensor"]
     state: dict[str, Any]
 
 
 def encode_checkpoint(tensors: Mapping[str, "Tensor"], state: Mapping[str, Any]) -> bytes:
-    """The bytes of a checkpoint file; equal input gives equal bytes."""
+    """Return the bytes of a checkpoint file. Equal input gives equal bytes."""
     _check_keys(state, "state")
     text = json.dumps(state, ensure_ascii=False)
     plain = _plain(tensors)
@@ -35,7 +35,7 @@ def encode_checkpoint(tensors: Mapping[str, "Tensor"], state: Mapping[str, Any])
 
 
 def decode_checkpoint(content: bytes, source: Path) -> Checkpoint:
-    """Back from `encode_checkpoint`; a DataError for anything that is not exactly what was written."""
+    """Return the checkpoint that `encode_checkpoint` wrote. Any change of its bytes is a DataError."""
     tensors, metadata = decode_tensors(content, source)
     try:
         seal = parse_json(metadata[_KEY])
@@ -50,7 +50,7 @@ def decode_checkpoint(content: bytes, source: Path) -> Checkpoint:
 
 
 def encode_tensors(tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file in bytes; unlike the library's own, equal input gives equal bytes."""
+    """Return the bytes of a safetensors file. Unlike the library's own, equal input gives equal bytes."""
     import safetensors.torch
 
     content: bytes = safetensors.torch.save(_plain(tensors), dict(metadata) or None)
@@ -63,7 +63,7 @@ def encode_tensors(tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str])
 
 
 def decode_tensors(content: bytes, source: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
-    """Tensors and metadata of a safetensors file."""
+    """Return the tensors and the metadata of a safetensors file."""
     import safetensors
     import safetensors.torch
 
@@ -82,7 +82,7 @@ def _split(content: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _plain(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    # Copies: safetensors refuses tensors that share memory, such as views of one flat parameter vector.
+    # Copies, because safetensors refuses tensors that share memory, such as views of one flat parameter vector.
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
@@ -92,7 +92,7 @@ def _checksum(tensors: Mapping[str, "Tensor"], state: str) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
-        # The description is JSON, so that no two lists of names, types and shapes give the same bytes.
+        # JSON, so that different names, types and shapes never give the same bytes.
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     digest.update(state.encode())
@@ -100,7 +100,7 @@ def _checksum(tensors: Mapping[str, "Tensor"], state: str) -> str:
 
 
 def _check_keys(value: object, where: str) -> None:
-    """JSON would quietly turn a key 3 into "3": refuse it, so that what is read is what was written."""
+    """Refuse keys that are not strings: JSON would silently turn a key 3 into "3"."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):

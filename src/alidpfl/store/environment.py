@@ -1,4 +1,4 @@
-"""What a run ran on: enough to repeat it, or to see why a repetition differs."""
+"""Describe the machine and the software of a run, to repeat it or to explain a difference."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ _GIT_SECONDS = 10
 
 
 def describe_environment(*, seed: int | None) -> dict[str, Any]:
-    """Versions, source commit, platform, CPU, seed (None: unrepeatable randomness) and native kernels in use."""
+    """Return versions, source commit, platform, CPU, seed (None: secure randomness) and native kernels in use."""
     import torch
 
     from alidpfl.dpsgd import native
@@ -42,9 +42,9 @@ def _version(package: str) -> str:
 
 
 def _git_state(root: Path) -> dict[str, Any] | None:
-    """Commit of the checkout that this code runs from, and whether it was changed since; None when installed."""
+    """Return the commit of the checkout that runs, and whether it was changed since; None for an installed copy."""
     git = shutil.which("git")
-    # An installed copy may lie inside somebody else's checkout (a .venv): only our own layout counts.
+    # An installed copy may lie inside another project's checkout (a .venv): only alidpfl's own layout counts.
     if git is None or not (root / ".git").exists() or not (root / "src" / "alidpfl").is_dir():
         return None
     try:
@@ -56,7 +56,7 @@ def _git_state(root: Path) -> dict[str, Any] | None:
 
 
 def _git(git: str, root: Path, *arguments: str) -> str:
-    # --no-optional-locks: describing a checkout must not get in the way of whoever works in it.
+    # --no-optional-locks: do not block other git commands in this checkout.
     command = [git, "--no-optional-locks", "-C", str(root), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS)  # noqa: S603
     return done.stdout.strip()

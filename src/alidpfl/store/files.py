@@ -1,18 +1,22 @@
-"""Disk writes that a kill cannot tear, and errors of the disk in words."""
+"""Read and write files: writes that a kill cannot tear, JSON that may be damaged, TOML, disk errors with remedies."""
 
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alidpfl.errors import DataError
+import tomli_w
+
+from alidpfl.errors import ConfigError, DataError
 from alidpfl.types import RoundRecord
 
-_LARGEST_WHOLE = 1 << 64
+_MAX_WHOLE = 1 << 64
+_NUMBERS = ("round", "local_steps", "steps", "learning_rate", "clip_norm", "noise_multiplier", "epsilon", "bytes")
+_OPTIONAL_NUMBERS = ("curvature", "heterogeneity", "accuracy", "loss")
 _REMEDIES = {
     errno.ENOSPC: "the disk is full: free some space, then go on (a run: with --resume)",
     errno.EDQUOT: "your disk quota is used up: free some space, then go on (a run: with --resume)",
@@ -25,22 +29,34 @@ _REMEDIES = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoundTiming:
+    """How long a round took. It is not part of RoundRecord, because its bytes must not depend on the clock."""
+
+    round: int
+    """k, from 0."""
+    seconds: float
+    """For this round."""
+    seconds_total: float
+    """For the run so far, without the time between a crash and its resume."""
+
+
 @contextmanager
 def disk_errors(action: str, path: Path) -> Iterator[None]:
-    """Turns an OSError inside the block into a DataError that names `path` and the remedy."""
+    """Turn an OSError inside the block into a DataError that names `path` and the remedy."""
     try:
         yield
     except OSError as error:
         fallback = f"{error.strerror or error}: check the disk and the path"
         remedy = _REMEDIES.get(error.errno or 0, fallback)
         if error.errno == errno.ENOENT and not path.parent.is_dir():
-            remedy = f"there is no folder {path.parent}: make it, or choose another"
+            remedy = f"there is no folder {path.parent}: create it, or choose another"
         raise DataError(f"cannot {action} {path}: {remedy}") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces `path` by `content`: whoever reads, at any moment and after any crash, sees the old or the new whole."""
-    # One fixed name, so that what a kill leaves behind is overwritten next time instead of piling up.
+    """Replace `path` by `content`. At any moment, and after any crash, readers see the old or the new file, whole."""
+    # One fixed name: the next write replaces what a kill left behind.
     temporary = path.with_name(f".{path.name}.tmp")
     with disk_errors("write", path):
         try:
@@ -50,14 +66,14 @@ def write_atomically(path: Path, content: bytes) -> None:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except OSError:
-            with suppress(OSError):  # on a full disk, half a file would only be in the way
+            with suppress(OSError):  # on a full disk, half a file would only waste space
                 temporary.unlink()
             raise
         sync_directory(path.parent)
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Appends one line with a single write; a write that fails half-way (disk full) leaves the file as it was."""
+    """Append one line with a single write. A write that fails half-way (disk full) leaves the file as it was."""
     with disk_errors("append to", path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
@@ -70,7 +86,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def synced_size(path: Path) -> int:
-    """Bytes of the file, after all of them have reached the disk; 0 where there is no file."""
+    """Return the size of a file after all its bytes have reached the disk; 0 if there is no file."""
     with disk_errors("read", path):
         try:
             descriptor = os.open(path, os.O_RDWR)
@@ -83,8 +99,17 @@ def synced_size(path: Path) -> int:
             os.close(descriptor)
 
 
+def sync_directory(path: Path) -> None:
+    """Write the names in a folder to the disk. Without this, a power cut may restore an old name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def truncate(path: Path, size: int) -> None:
-    """Cuts the file back to its first `size` bytes, which must be whole lines."""
+    """Cut a file back to its first `size` bytes, which must be whole lines."""
     if size == 0 and not path.exists():
         return
     with disk_errors("truncate", path), path.open("r+b") as file:
@@ -99,7 +124,7 @@ def truncate(path: Path, size: int) -> None:
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """The file's content; None where there is no file."""
+    """Return the content of a file, or None if there is no file."""
     with disk_errors("read", path):
         try:
             return path.read_bytes()
@@ -108,7 +133,7 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def read_json_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in the file; None where there is no file."""
+    """Return the JSON object in a file, or None if there is no file."""
     content = read_bytes(path)
     if content is None:
         return None
@@ -122,7 +147,7 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """JSON of a file that may be damaged: one error for whatever is wrong with it, also for what JSON itself allows.
+    """Parse JSON that may be damaged. Anything wrong is a ValueError, also deep nesting and numbers above 2^64.
 
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
@@ -135,50 +160,36 @@ def parse_json(content: bytes | str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def _whole(text: str) -> int:
-    value = int(text)
-    if abs(value) > _LARGEST_WHOLE:  # nothing that we write, and too large to be made a float of
-        raise ValueError("a number beyond all measure")
-    return value
+def json_document(values: Mapping[str, Any]) -> bytes:
+    """Return indented JSON that people and programs can read."""
+    return (json.dumps(dict(values), indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def json_document(values: dict[str, Any]) -> bytes:
-    """Indented JSON for people and programs to read."""
-    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Return `values` as TOML; `tomllib.loads` returns them unchanged. Keys with the value None are left out.
 
-
-def sync_directory(path: Path) -> None:
-    """Bring the names in this folder to the disk: without it, a power cut may bring an old one back."""
-    descriptor = os.open(path, os.O_RDONLY)
+    >>> print(to_toml({"privacy": {"epsilon": 2.0, "unsafe": [], "noise": None}, "seed": 7}), end="")
+    seed = 7
+    <BLANKLINE>
+    [privacy]
+    epsilon = 2.0
+    unsafe = []
+    """
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-_NUMBERS = ("round", "local_steps", "steps", "learning_rate", "clip_norm", "noise_multiplier", "epsilon", "bytes")
-_OPTIONAL_NUMBERS = ("curvature", "heterogeneity", "accuracy", "loss")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundTiming:
-    """How long a round took. Not part of RoundRecord, whose bytes must not depend on the clock."""
-
-    round: int
-    """k, from 0."""
-    seconds: float
-    """Of this round."""
-    seconds_total: float
-    """Of the run so far, without the time between a crash and its resume."""
+        text = tomli_w.dumps(_without_none(values))
+        text.encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the configuration cannot be written as TOML: {error}") from None
+    return text
 
 
 def complete_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Line numbers from 1, and lines. What follows the last line break was cut by a kill, or is being written now."""
+    """Return line numbers from 1, and lines. Text after the last line break is left out: its write is not complete."""
     return enumerate(content.split(b"\n")[:-1], start=1)
 
 
 def parse_record(line: bytes, number: int, source: Path) -> RoundRecord:
-    """The RoundRecord in a line of metrics.jsonl."""
+    """Return the RoundRecord in a line of metrics.jsonl."""
     try:
         values = _object(line)
         record = RoundRecord.from_json(values)
@@ -190,7 +201,7 @@ def parse_record(line: bytes, number: int, source: Path) -> RoundRecord:
 
 
 def parse_timing(line: bytes, number: int, source: Path) -> RoundTiming:
-    """The RoundTiming in a line of timings.jsonl."""
+    """Return the RoundTiming in a line of timings.jsonl."""
     try:
         values = _object(line)
         timing = RoundTiming(**values)
@@ -200,6 +211,19 @@ def parse_timing(line: bytes, number: int, source: Path) -> RoundTiming:
     return timing
 
 
+def _whole(text: str) -> int:
+    value = int(text)
+    if abs(value) > _MAX_WHOLE:  # alidpfl writes no such number, and it may not fit a float
+        raise ValueError("a number is too large")
+    return value
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def _object(line: bytes) -> dict[str, Any]:
     values = parse_json(line)
     if not isinstance(values, dict):
@@ -207,7 +231,7 @@ def _object(line: bytes) -> dict[str, Any]:
     return values
 
 
-def _check_numbers(values: dict[str, Any], names: tuple[str, ...]) -> None:
+def _check_numbers(values: Mapping[str, Any], names: tuple[str, ...]) -> None:
     for name in names:
         if isinstance(values.get(name, 0), bool) or not isinstance(values.get(name, 0), int | float):
             raise TypeError(name)

@@ -1,4 +1,4 @@
-"""One writer for a directory: an advisory lock that the system drops when its holder dies, however it dies."""
+"""A lock that allows one writer for each directory. The system drops it when the process that holds it ends."""
 
 import fcntl
 import os
@@ -12,30 +12,35 @@ from pathlib import Path
 from alidpfl.errors import ConfigError
 from alidpfl.store.files import disk_errors
 
-_SECONDS_TO_LOOK = 0.2
+_RETRY_SECONDS = 0.2
 
 
 @contextmanager
 def exclusive_lock(path: Path, *, owner_of: Path, remedy: str = "choose another --out") -> Iterator[None]:
-    """Holds the lock file `path` of the folder `owner_of`; a ConfigError that names the holder if there is one."""
+    """Hold the lock file `path` of the folder `owner_of` inside the block.
+
+    Raises:
+        ConfigError: another process holds it. The error names that process and ends with `remedy`.
+    """
     with disk_errors("lock", path):
-        # Nobody else's to open: whoever can, can hold it. No buffer: what a full disk did not take is not tried again.
+        # Mode 0600, because everybody who can open the file can hold the lock. Unbuffered, because a buffer would be
+        # written again after a full disk refused it.
         file = FileIO(path, "ab+", opener=lambda name, flags: os.open(name, flags, 0o600))
     with file:
         _acquire(file, path, owner_of, remedy)
         try:
             yield
         finally:
-            # The file stays: deleting it would let two processes lock two files of the same name.
+            # Keep the file: after deleting it, two processes could lock two files of the same name.
             file.truncate(0)
 
 
 def lock_holder(path: Path) -> str | None:
-    """Who holds the lock file `path` now, such as "process 7 on host"; None: nobody."""
+    """Return the process that holds a lock file, such as "process 7 on host", or None."""
     try:
         with path.open("rb", buffering=0) as file:
             holder = _name(file)
-            # One that was killed has left its name. The lock is not left: who gets it, for an instant, knows.
+            # A killed process leaves its name but not its lock: try to get the lock for an instant.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return None
@@ -46,7 +51,7 @@ def lock_holder(path: Path) -> str | None:
 
 def _acquire(file: FileIO, path: Path, owner_of: Path, remedy: str) -> None:
     with disk_errors("lock", path):
-        if not (_locked(file) or _locked(file, after=_SECONDS_TO_LOOK)):  # `lock_holder` holds it for an instant
+        if not (_locked(file) or _locked(file, after=_RETRY_SECONDS)):  # `lock_holder` holds it for an instant
             file.seek(0)
             holder = _name(file) or "another process"
             raise ConfigError(f"{owner_of} is being written by {holder}: wait for it, stop it, or {remedy}")

@@ -1,16 +1,16 @@
-"""The run directory: everything that a run leaves behind, and all that it needs to go on after a crash.
+"""The run directory: all results of a run, and all that it needs to resume after a crash.
 
-config.toml             the full effective configuration; its presence makes the folder a run
+config.toml             the full configuration; a folder is a run once it has this file
 environment.json        versions, platform, seed
-statistics.safetensors  what was released before the first round, where the model needs it
-metrics.jsonl           one RoundRecord a line; a rerun or a resumed run writes the same bytes
-timings.jsonl           seconds of each round, apart because no two runs agree on them
-checkpoint.safetensors  tensors and state: one file, so that one rename replaces both
-members.json            who the clients are, where they are nodes with vaults
+statistics.safetensors  statistics released before the first round, for models that need them
+metrics.jsonl           one RoundRecord per line; a rerun or a resumed run writes the same bytes
+timings.jsonl           seconds of each round, in a file of their own because they differ between runs
+checkpoint.safetensors  tensors and state in one file, so that one rename replaces both
+members.json            the clients of a run over nodes with vaults
 model.safetensors       the final model
-tensorboard/            the rounds again, where they were asked for in that form
+tensorboard/            TensorBoard events, on request
 summary.json            written when the run ends
-lock                    held by the one process that writes
+lock                    held by the process that writes
 """
 
 import json
@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.store import files
 from alidpfl.store.checkpoint import Checkpoint, decode_checkpoint, decode_tensors, encode_checkpoint, encode_tensors
-from alidpfl.store.files import RoundTiming, complete_lines, parse_record, parse_timing
-from alidpfl.store.toml_writer import to_toml
+from alidpfl.store.files import RoundTiming, complete_lines, parse_record, parse_timing, to_toml
 from alidpfl.types import RoundRecord
 
 if TYPE_CHECKING:
@@ -37,14 +36,14 @@ _CONFIG, _LOCK, _MEMBERS, _STATISTICS = "config.toml", "lock", "members.json", "
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """One run on disk. Make one with `create` or `open`; hold `lock()` while writing."""
+    """One run on disk. Get it from `create` or `open`, and hold `lock()` while you write."""
 
     path: Path
     """The folder itself."""
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDirectory":
-        """A new run in a folder that is empty or does not exist yet."""
+        """Create a run in a folder that is empty or does not exist yet."""
         run = cls(Path(path))
         with files.disk_errors("create", run.path):
             if run.path.exists() and not run.path.is_dir():
@@ -62,7 +61,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDirectory":
-        """An existing run, to read or to resume."""
+        """Open an existing run, to read or to resume it."""
         run = cls(Path(path))
         if not run.path.is_dir():
             what = "is not a folder" if run.path.exists() else "does not exist"
@@ -77,26 +76,26 @@ class RunDirectory:
 
     @staticmethod
     def is_run(path: Path) -> bool:
-        """True if a run has begun there."""
+        """Return True if the folder holds a run."""
         return (path / _CONFIG).is_file()
 
     def discard(self) -> None:
-        """Take back a folder in which no run began; what else is in it stays. Call it while holding the lock.
+        """Remove the lock file and the folder of a run that never began, unless the folder holds other files.
 
-        The lock file goes too: nobody waits for one of a run that never began.
+        Call it while holding the lock.
         """
         (self.path / _LOCK).unlink(missing_ok=True)
-        with suppress(OSError):  # something else is in it
+        with suppress(OSError):  # the folder is not empty
             self.path.rmdir()
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keeps other processes from writing into this run; a ConfigError that names the one which does."""
-        from alidpfl.store.lock import exclusive_lock  # fcntl: a system without it can still read runs
+        """Keep other processes from writing into this run. A ConfigError names the process that holds the lock."""
+        from alidpfl.store.lock import exclusive_lock  # needs fcntl, and reading runs must work without it
 
         return exclusive_lock(self.path / _LOCK, owner_of=self.path)
 
     def holder(self) -> str | None:
-        """Who writes this run now, such as "process 7 on host"; None: nobody, or somebody whom we may not know."""
+        """Return the process that writes this run, such as "process 7 on host"; None if none is known."""
         with suppress(ImportError, OSError):
             from alidpfl.store.lock import lock_holder
 
@@ -107,45 +106,45 @@ class RunDirectory:
 
     @property
     def config_path(self) -> Path:
-        """The effective configuration."""
+        """The path of the effective configuration."""
         return self.path / _CONFIG
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Makes the folder a run: write everything else that `open` should find before it. Once only."""
+        """Write the configuration, which makes the folder a run. Call it once, after writing all that `open` needs."""
         if self.config_path.exists():
             raise ConfigError(f"{self.config_path} exists: another process began a run here; choose another --out")
         files.write_atomically(self.config_path, to_toml(config).encode())
 
     def config(self) -> dict[str, Any]:
-        """What `write_config` wrote, without the keys that were None."""
+        """Return the configuration, without the keys that were None."""
         content = files.read_bytes(self.config_path)
         try:
             return tomllib.loads((content or b"").decode())
-        except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested beyond all measure
+        except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested too deeply
             raise DataError(f"{self.config_path} is damaged ({error}): restore it from a copy") from None
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """What the run ran on; see `describe_environment`."""
-        files.write_atomically(self.path / "environment.json", files.json_document(dict(environment)))
+        """Write the result of `describe_environment`."""
+        files.write_atomically(self.path / "environment.json", files.json_document(environment))
 
     def environment(self) -> dict[str, Any] | None:
-        """What `write_environment` wrote; None before."""
+        """Return the environment, or None before it is written."""
         return files.read_json_object(self.path / "environment.json")
 
     def write_members(self, members: Mapping[str, Any]) -> None:
-        """Who takes part in a run over nodes, and the run's name there. Before the first question is sent."""
-        files.write_atomically(self.path / _MEMBERS, files.json_document(dict(members)))
+        """Write the clients of a run over nodes, and the run's name there. Call it before the first request."""
+        files.write_atomically(self.path / _MEMBERS, files.json_document(members))
 
     def members(self) -> dict[str, Any] | None:
-        """What `write_members` wrote; None before, and for a run on one machine."""
+        """Return what `write_members` wrote; None before that, and for a run on one machine."""
         return files.read_json_object(self.path / _MEMBERS)
 
     def write_statistics(self, statistics: Mapping[str, "Tensor"]) -> None:
-        """What was released before the first round: a run that goes on must not release it again with other noise."""
+        """Write the statistics released before the first round: a resumed run must not release them again."""
         files.write_atomically(self.path / _STATISTICS, encode_tensors(statistics, {}))
 
     def statistics(self) -> dict[str, "Tensor"] | None:
-        """What `write_statistics` wrote; None for a run without."""
+        """Return the released statistics, or None for a run without any."""
         content = files.read_bytes(self.path / _STATISTICS)
         return None if content is None else decode_tensors(content, self.path / _STATISTICS)[0]
 
@@ -153,29 +152,29 @@ class RunDirectory:
 
     @property
     def metrics_path(self) -> Path:
-        """One RoundRecord a line."""
+        """The path of the records, one per line."""
         return self.path / "metrics.jsonl"
 
     @property
     def timings_path(self) -> Path:
-        """One RoundTiming a line."""
+        """The path of the timings, one per line."""
         return self.path / "timings.jsonl"
 
     def append_record(self, record: RoundRecord) -> None:
-        """Adds a line to metrics.jsonl: keys in the order of the fields, so that equal records give equal bytes."""
+        """Append a line to metrics.jsonl. Keys have the order of the fields: equal records give equal bytes."""
         files.append_line(self.metrics_path, _line(record.to_json()))
 
     def append_timing(self, timing: RoundTiming) -> None:
-        """Adds a line to timings.jsonl."""
+        """Append a line to timings.jsonl."""
         files.append_line(self.timings_path, _line(asdict(timing)))
 
     def records(self) -> list[RoundRecord]:
-        """All rounds so far. A last line that a kill cut short is left out; any other bad line is a DataError."""
+        """Return all rounds so far. A last line that a kill cut short is left out; other bad lines are a DataError."""
         content = files.read_bytes(self.metrics_path) or b""
         return [parse_record(line, number, self.metrics_path) for number, line in complete_lines(content)]
 
     def timings(self) -> list[RoundTiming]:
-        """Seconds of all rounds so far, read as `records` reads."""
+        """Return the timings of all rounds so far, read like `records`."""
         content = files.read_bytes(self.timings_path) or b""
         return [parse_timing(line, number, self.timings_path) for number, line in complete_lines(content)]
 
@@ -183,13 +182,13 @@ class RunDirectory:
 
     @property
     def checkpoint_path(self) -> Path:
-        """The newest checkpoint."""
+        """The path of the newest checkpoint."""
         return self.path / "checkpoint.safetensors"
 
     def write_checkpoint(self, tensors: Mapping[str, "Tensor"], state: Mapping[str, Any]) -> None:
-        """Replaces the checkpoint, in one step that a crash cannot tear.
+        """Replace the checkpoint in one step that a crash cannot tear.
 
-        `state` is JSON: its keys must be strings, and tuples come back as lists. The sizes of both jsonl files are
+        `state` is JSON: its keys must be strings, and tuples are read back as lists. The sizes of both jsonl files are
         added as `metrics_bytes` and `timings_bytes`, after their lines have reached the disk.
         """
         sizes = {
@@ -199,14 +198,14 @@ class RunDirectory:
         files.write_atomically(self.checkpoint_path, encode_checkpoint(tensors, {**state, **sizes}))
 
     def read_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint; None before the first; a DataError if it is not exactly what was written."""
+        """Return the newest checkpoint, or None before the first. A damaged checkpoint is a DataError."""
         content = files.read_bytes(self.checkpoint_path)
         return None if content is None else decode_checkpoint(content, self.checkpoint_path)
 
     def truncate_to(self, state: Mapping[str, Any] | None) -> None:
-        """Puts the directory back to the checkpoint with this state (None: to the start), for a resumed run.
+        """Reset the directory to the checkpoint with this state, or to the start if None, for a resumed run.
 
-        Lines after the checkpoint go, and so does the summary of a run that is about to go on.
+        This removes the lines after the checkpoint, and the summary.
         """
         sizes = state or {"metrics_bytes": 0, "timings_bytes": 0}
         files.truncate(self.metrics_path, sizes["metrics_bytes"])
@@ -218,29 +217,29 @@ class RunDirectory:
 
     @property
     def model_path(self) -> Path:
-        """The final model."""
+        """The path of the final model."""
         return self.path / "model.safetensors"
 
     def write_model(self, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
-        """The final model by parameter name; any safetensors reader opens it. Equal models give equal bytes."""
+        """Write the final model as a safetensors file. Equal models give equal bytes."""
         files.write_atomically(self.model_path, encode_tensors(tensors, metadata))
 
     def read_model(self) -> tuple[dict[str, "Tensor"], dict[str, str]] | None:
-        """Parameters and metadata of the final model; None before the run has ended."""
+        """Return parameters and metadata of the final model, or None before the run has ended."""
         content = files.read_bytes(self.model_path)
         return None if content is None else decode_tensors(content, self.model_path)
 
     @property
     def summary_path(self) -> Path:
-        """The final summary."""
+        """The path of the final summary."""
         return self.path / "summary.json"
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """The run has ended, with this result. Write it last: its presence says that all else is complete."""
-        files.write_atomically(self.summary_path, files.json_document(dict(summary)))
+        """Write the result of a run that has ended. Write it last: it marks all other files as complete."""
+        files.write_atomically(self.summary_path, files.json_document(summary))
 
     def summary(self) -> dict[str, Any] | None:
-        """What `write_summary` wrote; None while the run goes on or after it was killed."""
+        """Return the summary, or None if the run has not ended or was killed."""
         return files.read_json_object(self.summary_path)
 
 
@@ -249,7 +248,7 @@ def _line(values: Mapping[str, Any]) -> bytes:
 
 
 def _is_left_by_a_killed_start(name: str) -> bool:
-    """Without config.toml, these files are all that an attempt which died at once can have left."""
+    """Return True for a file that a start can leave if it is killed before it writes config.toml."""
     return name in {_LOCK, _MEMBERS, _STATISTICS, "environment.json", "checkpoint.safetensors"} or (
         name.startswith(".") and name.endswith(".tmp")
     )

@@ -1,4 +1,4 @@
-"""Rounds as TensorBoard events, for those who watch their runs there. Needs the extra `tensorboard`."""
+"""Write rounds as TensorBoard events. Needs the extra `tensorboard`."""
 
 import warnings
 from pathlib import Path
@@ -16,8 +16,8 @@ class TensorBoardWriter:
     """Writes one event file into `directory`; close it, or use it as a context.
 
     Args:
-        directory: Made if it does not exist.
-        first_round: Of a resumed run: rounds from here on that a killed process wrote disappear from the plots.
+        directory: where the events go; created if it does not exist.
+        first_round: the round at which a resumed run begins. Rounds after it, left by a killed process, are hidden.
     """
 
     def __init__(self, directory: str | Path, *, first_round: int = 0) -> None:
@@ -26,7 +26,7 @@ class TensorBoardWriter:
             self._writer = _summary_writer()(str(self._directory), purge_step=first_round + 1 if first_round else None)
 
     def add(self, record: RoundRecord) -> None:
-        """One point for each quantity of the round that was measured."""
+        """Write one point for each quantity that was measured in the round."""
         with disk_errors("write TensorBoard events into", self._directory):
             for name in _SCALARS:
                 value = getattr(record, name)
@@ -35,7 +35,7 @@ class TensorBoardWriter:
             self._writer.flush()
 
     def close(self) -> None:
-        """Writes what is left and closes the file."""
+        """Write what is left and close the file."""
         with disk_errors("write TensorBoard events into", self._directory):
             self._writer.close()
 
@@ -51,7 +51,7 @@ class TensorBoardWriter:
 def _summary_writer() -> Any:
     try:
         with warnings.catch_warnings():
-            # tensorboard's own imports use what setuptools, numpy and protobuf deprecate: nothing a user can mend.
+            # tensorboard imports deprecated parts of setuptools, numpy and protobuf. Users cannot fix that.
             warnings.simplefilter("ignore")
             from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -1,6 +1,6 @@
-"""The vault: a process of the data's owner that holds the data, the noise and the ledger.
+"""The vault: a process on the data owner's machine that holds the records, draws the noise and keeps the ledger.
 
-Code that a federation's organiser submits binds only honest organisers. The vault is installed by the owner, on the
-owner's machine, and serves noised training rounds over a Unix socket: nothing that is sent to it makes it spend more
-than its own policy allows. Importing this package, or `alidpfl.vault.client`, never imports torch.
+Limits in code that a federation's organiser submits bind only honest organisers. So the owner installs the vault. It
+serves noised training rounds over a Unix socket, and no request makes it spend more than the owner's policy allows.
+Importing `alidpfl.vault.client` does not import torch.
 """

@@ -1,4 +1,4 @@
-"""Talks to a vault on this machine. Imports no torch: a thin ClientApp that relays to it starts at once.
+"""A client of a vault on this machine. It imports no torch, so a ClientApp that relays to a vault starts at once.
 
 >>> VaultClient("/nowhere/vault.sock").info()
 Traceback (most recent call last):
@@ -7,7 +7,6 @@ alidpfl.vault.refusals.VaultUnreachableError: there is no socket /nowhere/vault.
 """
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -19,10 +18,10 @@ _SECONDS_TO_CONNECT = 5.0
 
 
 class VaultClient:
-    """A caller of one vault. A context manager: leaving it closes the connection."""
+    """A connection to one vault. A context manager: leaving it closes the connection."""
 
     def __init__(self, socket: str | Path, *, timeout: float = 600.0) -> None:
-        """`timeout`: seconds to wait for a round to be trained."""
+        """Prepare the connection. `timeout` is in seconds, for a round to be trained."""
         self._socket = Path(socket)
         self._http = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(socket)),
@@ -34,9 +33,7 @@ class VaultClient:
     def __enter__(self) -> "VaultClient":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -44,19 +41,20 @@ class VaultClient:
         self._http.close()
 
     def info(self) -> dict[str, Any]:
-        """What is public of the data set, and the owner's limits."""
+        """Return the public facts about the data set, and the owner's limits."""
         values: dict[str, Any] = self._asked("GET", "/v1/info").json()
         return values
 
     def train(self, request: RoundRequest, weights: Weights) -> bytes:
-        """The answer to a round, for `messages.decode_answer`; one of the errors of `refusals` if there is none.
+        """Return the answer to a round; `messages.decode_answer` reads it.
 
-        Safe to repeat with the same request and weights: a vault trains a round once and keeps its answer.
+        It is safe to repeat a call with the same request and weights: a vault trains a round once and keeps its answer.
+        Raise VaultRefusedError if the vault refuses, and VaultUnreachableError if no vault answers in time.
         """
         return self.train_bytes(encode(request, weights))
 
     def train_bytes(self, content: bytes) -> bytes:
-        """As `train`, with a request that is encoded already."""
+        """Return the answer to an encoded request; otherwise like `train`."""
         return self._asked("POST", "/v1/train", content).content
 
     def _asked(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
@@ -66,8 +64,8 @@ class VaultClient:
             response = self._http.request(method, path, content=content)
         except httpx.HTTPError as error:
             raise VaultUnreachableError(
-                f"no vault answers on {self._socket} ({type(error).__name__}); is `alidpfl vault serve` running, and "
-                "may this user open the socket?"
+                f"no vault answers on {self._socket} ({type(error).__name__}); check that `alidpfl vault serve` runs "
+                "and that this user may open the socket"
             ) from error
         if response.status_code == httpx.codes.OK:
             return response
@@ -79,6 +77,6 @@ def _refused(response: httpx.Response) -> VaultRefusedError:
         values = response.json()
         return refusal(RefusalCode(values["code"]), str(values["message"]))
     except (ValueError, KeyError, TypeError):
-        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # too many connections: uvicorn answers by itself
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # uvicorn's own answer to too many connections
             return refusal(RefusalCode.BUSY, "the vault has too many callers; ask again")
         return refusal(RefusalCode.FAILED, f"the vault answered with status {response.status_code}")

@@ -1,4 +1,4 @@
-"""Enrolment: a data set gets a folder, a policy, a ledger that belongs to it for ever, and a public size."""
+"""Enrolment: a data set gets a folder with a policy, a public size, and a ledger that stays with it for ever."""
 
 import hashlib
 import json
@@ -24,35 +24,37 @@ from alidpfl.vault.policy import Policy
 if TYPE_CHECKING:
     from alidpfl.data import LabelledData
 
+_PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
+
 
 class _Source(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class FileSource(_Source):
-    """The owner's own `.npz` file, with the arrays x and y."""
+    """The owner's own `.npz` file with the arrays x and y."""
 
     kind: Literal["file"] = "file"
     path: str
     num_classes: int = Field(ge=2, examples=[3])
-    """Given by the owner: taken from the labels it would show something of them."""
+    """Number of classes. The owner gives it: computed from the labels, it would reveal something about them."""
     pixel_range: tuple[float, float] = (-1.0, 1.0)
 
     def load(self) -> tuple["LabelledData", int]:
-        """The records, and the number of classes."""
+        """Return the records and the number of classes."""
         from alidpfl.data.own import load_client
 
         records = load_client(Path(self.path), self.pixel_range)
         if int(records.targets.max()) >= self.num_classes:
             raise ConfigError(
                 f"{self.path} has labels beyond num_classes={self.num_classes}: they must go from 0 to "
-                f"{self.num_classes - 1}; counting from 1 is the usual cause: subtract 1, or else raise --num-classes"
+                f"{self.num_classes - 1}. If they count from 1, subtract 1; otherwise raise --num-classes"
             )
         return records, self.num_classes
 
 
 class SplitSource(_Source):
-    """One client's share of a known data set, for trying a deployment out: the same rows as in a simulated run."""
+    """One client's share of a known data set, for trials. It has the same rows as in a simulated run."""
 
     kind: Literal["split"] = "split"
     name: Literal["strokes", "mnist", "fashion_mnist", "cifar10", "synthetic"]
@@ -66,14 +68,13 @@ class SplitSource(_Source):
     data_dir: str | None = None
 
     def load(self) -> tuple["LabelledData", int]:
-        """The records, and the number of classes."""
+        """Return the records and the number of classes."""
         from alidpfl.data import LabelledData, held_out_rows, load
         from alidpfl.data.partition import client_rows
 
         if self.client >= self.clients:
-            raise ConfigError(f"client={self.client} must be below clients={self.clients}: they count from 0")
-        is_made = self.name == "synthetic"
-        options: dict[str, Any] = {"clients": self.clients, "seed": self.seed} if is_made else {}
+            raise ConfigError(f"client={self.client} must be below clients={self.clients}; clients count from 0")
+        options: dict[str, Any] = {"clients": self.clients, "seed": self.seed} if self.name == "synthetic" else {}
         dataset = load(self.name, data_dir=Path(self.data_dir) if self.data_dir else None, **options)
         private, _ = held_out_rows(len(dataset.train), self.validation, self.seed)
         rows = client_rows(
@@ -93,18 +94,15 @@ Source = Annotated[FileSource | SplitSource, Field(discriminator="kind")]
 
 
 def content_hash(records: "LabelledData") -> str:
-    """Hash of all records in their order. It stays with the owner: guesses of the records can be tried on it."""
+    """Return a hash of all records in their order. It stays private: guesses of the records can be tested on it."""
     digest = hashlib.sha256(json.dumps([list(records.inputs.shape), list(records.targets.shape)]).encode())
     digest.update(records.inputs.contiguous().numpy().tobytes())
     digest.update(records.targets.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
-_PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
-
-
 class Enrolment(BaseModel):
-    """What was fixed when the ledger began. Size and shapes are public, the hash and the source are not."""
+    """What was fixed when the ledger began. Size and shapes are public; the hash and the source are not."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -125,32 +123,31 @@ class Enrolment(BaseModel):
 
     @property
     def shapes(self) -> Shapes:
-        """Of the trained parameters by name."""
+        """Shapes of the trained parameters by name."""
         return {name: tuple(shape) for name, shape in self.parameters}
 
     @property
     def num_params(self) -> int:
-        """D."""
+        """Number of trained parameters."""
         return sum(num_values(shape) for shape in self.shapes.values())
 
     def check_policy(self, policy: Policy, source: Path) -> None:
-        """Refuse terms that the ledger was not begun on."""
-        now = policy.pinned()
+        """Raise ConfigError if the policy's terms are not those on which the ledger began."""
         changed = [
             f"{section}.{key} was {self.pinned.get(section, {}).get(key)} and is {value}"
-            for section, values in now.items()
+            for section, values in policy.pinned().items()
             for key, value in values.items()
             if self.pinned.get(section, {}).get(key) != value
         ]
         if changed:
             raise ConfigError(
-                f"{source}: {', '.join(changed)}; the ledger was begun on the old terms, and what it holds means "
-                "nothing on others: put them back"
+                f"{source}: {', '.join(changed)}; the ledger began on the old terms and is valid only on them: put "
+                "them back"
             )
 
 
 def parse_enrolment(content: bytes | None, expected_hash: str, source: Path) -> Enrolment:
-    """The record in a file, which must be the one that the ledger began with."""
+    """Return the enrolment in a file. Raise DataError if it is not the one that the ledger began with."""
     if content is None or hashlib.sha256(content).hexdigest() != expected_hash:
         raise DataError(f"{source} is missing or not what the ledger began with; put it back from a copy")
     try:
@@ -160,7 +157,7 @@ def parse_enrolment(content: bytes | None, expected_hash: str, source: Path) -> 
 
 
 def enrol(folder: Path, source: Source, policy: Policy) -> Enrolment:
-    """Make the vault's folder, whole or not at all. Reads the data, and touches nothing of them."""
+    """Create the vault's folder, whole or not at all. The records are read and not changed."""
     if policy.anchor_file is not None:
         policy = policy.model_copy(update={"anchor": str(policy.anchor_file)})
     _refuse_if_taken(folder, policy)
@@ -174,10 +171,10 @@ def enrol(folder: Path, source: Source, policy: Policy) -> Enrolment:
         undo.callback(shutil.rmtree, building, ignore_errors=True)
         if policy.anchor_file is not None:
             _claim(policy.anchor_file)
-            undo.callback(policy.anchor_file.unlink, missing_ok=True)  # ours from here on, and only ours to delete
+            undo.callback(policy.anchor_file.unlink, missing_ok=True)  # from here on it is ours to delete
             undo.callback(staged(policy.anchor_file).unlink, missing_ok=True)
         _fill(building, enrolment, policy)
-        os.rename(building, folder)  # over an empty folder, or as a new one: never over a ledger
+        os.rename(building, folder)  # replaces an empty folder or makes a new one, never replaces a ledger
         undo.pop_all()
         sync_directory(folder.parent)
     return enrolment
@@ -186,8 +183,8 @@ def enrol(folder: Path, source: Source, policy: Policy) -> Enrolment:
 def _refuse_if_taken(folder: Path, policy: Policy) -> None:
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
-            f"{folder} is not empty: a data set is enrolled once, and its ledger lasts as long as its records; give "
-            "another --dir for another data set, or `alidpfl vault serve` this one"
+            f"{folder} is not empty: a data set is enrolled once, and its ledger lasts as long as its records. Give "
+            "another --dir for another data set, or run `alidpfl vault serve` on this one"
         )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give a folder")
@@ -198,14 +195,14 @@ def _refuse_if_taken(folder: Path, policy: Policy) -> None:
         raise _anchor_is_taken(anchor)
     if folder.resolve() in anchor.parents:
         raise ConfigError(
-            f"{anchor} is in the vault's own folder, and would be restored with it; give another --anchor"
+            f"{anchor} is in the vault's own folder and would be restored together with it; give another --anchor"
         )
     if not anchor.parent.is_dir():
-        raise ConfigError(f"{anchor.parent}, where the anchor is to lie, is not a folder; mount its disk or create it")
+        raise ConfigError(f"{anchor.parent}, the place of the anchor, is not a folder; mount its disk or create it")
 
 
 def _claim(anchor: Path) -> None:
-    """Make the anchor's file, empty: of two enrolments at the same time, one gets it."""
+    """Create the anchor's file, empty. If two enrolments run at the same time, only one gets it."""
     with disk_errors("create", anchor):
         try:
             os.close(os.open(anchor, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_FILE))
@@ -215,8 +212,8 @@ def _claim(anchor: Path) -> None:
 
 def _anchor_is_taken(anchor: Path) -> ConfigError:
     return ConfigError(
-        f"{anchor} exists: it follows the ledger of a data set that is enrolled already; if it is this one, restore "
-        "its folder instead of enrolling it again, else give another --anchor"
+        f"{anchor} exists: it follows the ledger of a data set that is enrolled already. If it is this data set, "
+        "restore its folder and do not enrol it again; otherwise give another --anchor"
     )
 
 
@@ -257,10 +254,6 @@ def _fill(folder: Path, enrolment: Enrolment, policy: Policy) -> None:
                 file.flush()
                 os.fsync(file.fileno())
     anchors = () if policy.anchor_file is None else (policy.anchor_file,)
-    genesis = {
-        "kind": ENROLLED,
-        "time": int(time.time()),
-        "vault": enrolment.vault,
-        "enrolment": hashlib.sha256(record).hexdigest(),
-    }
+    known_by = {"vault": enrolment.vault, "enrolment": hashlib.sha256(record).hexdigest()}
+    genesis = {"kind": ENROLLED, "time": int(time.time()), **known_by}
     Chain.create(folder / LEDGER, (folder / HEAD, *anchors), genesis).close()

@@ -1,4 +1,4 @@
-"""A vault's folder: which file is what, and how they are read together, by the server and by `alidpfl vault status`."""
+"""A vault's folder: its files, how they are read together, the stored answers, the log of refusals and the status."""
 
 import json
 import os
@@ -13,7 +13,8 @@ from typing import Any
 
 from alidpfl.errors import ConfigError
 from alidpfl.store.files import disk_errors, parse_json, read_bytes, sync_directory
-from alidpfl.vault.accounts import make_account
+from alidpfl.store.lock import exclusive_lock, lock_holder
+from alidpfl.vault.accounts import budget_of, charged_rate, make_account
 from alidpfl.vault.chain import Chain, Entry, Head, parse_head, verified
 from alidpfl.vault.enrolment import Enrolment, parse_enrolment
 from alidpfl.vault.ledger import Book, Ledger
@@ -24,11 +25,12 @@ POLICY, ENROLMENT, LEDGER, HEAD = "policy.toml", "enrolment.json", "ledger.jsonl
 ANSWERS, REFUSALS, LOCK, SOCKET = "answers", "refusals.json", ".lock", "vault.sock"
 
 _LAST_REFUSALS = 20
+_STAGED = ".next"
 
 
 @dataclass(frozen=True, kw_only=True)
 class VaultFolder:
-    """Paths of a vault."""
+    """The files of a vault."""
 
     path: Path
 
@@ -37,36 +39,32 @@ class VaultFolder:
             raise ConfigError(f"{self.path} is not a vault: it has no {POLICY}; make one with `alidpfl vault init`")
 
     def policy(self) -> Policy:
-        """The owner's policy, as it stands now."""
+        """Read the owner's policy."""
         return read_policy(self.path / POLICY)
 
     @contextmanager
     def lock(self, policy: Policy) -> Iterator[None]:
-        """For the one process that serves this folder, or a copy of it with the same anchor.
+        """Lock the folder for the one process that serves it, and its anchor against a copy of the folder.
 
-        The system drops it when that process dies.
+        The system drops the lock when that process dies.
         """
-        from alidpfl.store.lock import exclusive_lock
-
         remedy = "ask it instead: two vaults on one ledger would spend twice"
         with exclusive_lock(self.path / LOCK, owner_of=self.path, remedy=remedy):
             anchor = policy.anchor_file
             if anchor is None:
                 yield
                 return
-            Head.read(anchor)  # first: where its disk is not mounted, nothing may be written to the bare mount point
+            Head.read(anchor)  # first: if its disk is not mounted, nothing may be written to the bare mount point
             with exclusive_lock(anchor.with_name(f".{anchor.name}{LOCK}"), owner_of=anchor, remedy=remedy):
                 yield
 
     def served_by(self) -> str | None:
-        """The process that serves this vault, such as "process 7 on host"; None: it is not served."""
-        from alidpfl.store.lock import lock_holder
-
+        """Return the process that serves this vault, such as "process 7 on host"; None if it is not served."""
         with disk_errors("read", self.path / LOCK):
             return lock_holder(self.path / LOCK)
 
     def open(self, policy: Policy, known_head: str | None = None) -> tuple[Enrolment, Ledger]:
-        """Enrolment and ledger, verified, for serving: the caller holds `lock`."""
+        """Verify enrolment and ledger, and open them for serving. The caller holds `lock`."""
         heads = self._heads(policy)
         vault = Head.read(heads[0]).vault
         known = [("the head that you gave", parse_head(known_head, vault))] if known_head else []
@@ -76,7 +74,7 @@ class VaultFolder:
         return enrolment, Ledger(chain, make_account(policy, enrolment.filter_order))
 
     def read(self, policy: Policy) -> tuple[Enrolment, Book, str]:
-        """Enrolment, book and head, verified, while another process may be writing: changes nothing."""
+        """Verify and return enrolment, book and head. It changes nothing, and another process may be writing."""
         heads = [(str(path), Head.read(path)) for path in self._heads(policy)]  # first: the ledger is never behind them
         entries, _ = verified(read_bytes(self.path / LEDGER), heads, self.path / LEDGER)
         enrolment = self._enrolment(entries[0])
@@ -85,7 +83,7 @@ class VaultFolder:
         return enrolment, book, f"{entries[-1].counter}:{entries[-1].hash}"
 
     def refusals(self) -> "RefusalLog":
-        """What was refused so far."""
+        """Read the log of refusals."""
         return RefusalLog.read(self.path / REFUSALS)
 
     def _heads(self, policy: Policy) -> tuple[Path, ...]:
@@ -97,9 +95,44 @@ class VaultFolder:
         return parse_enrolment(read_bytes(path), str(genesis.values.get("enrolment")), path)
 
 
+def status(path: Path) -> dict[str, Any]:
+    """Return what the vault in a folder has spent and refused. It verifies everything and changes nothing."""
+    folder = VaultFolder(path=path)
+    policy = folder.policy()
+    enrolment, book, head = folder.read(policy)
+    refusals, reservations, spent = folder.refusals(), book.reservations, book.account.epsilon()
+    uncovered = Counter(use for reservation in reservations.values() for use in reservation.unsafe)
+    return {
+        "format": "alidpfl-vault-status-1",
+        "vault": enrolment.vault,
+        "num_records": enrolment.num_records,
+        "epsilon": policy.budget.epsilon,
+        "delta": policy.budget.delta,
+        "weakness": budget_of(policy).weakness(enrolment.num_records),
+        "epsilon_spent": spent,
+        "epsilon_left": max(0.0, policy.budget.epsilon - spent),
+        "accounting": policy.accounting.kind,
+        "charged": "rounds" if policy.terms.release == "update" else "steps",
+        "units_spent": book.account.units,
+        "units_left": book.account.affordable(charged_rate(policy), policy.terms.min_noise_multiplier),
+        "runs": book.num_runs,
+        "rounds_charged": len(reservations),
+        "rounds_released": len(book.answers),
+        "rounds_lost": len(reservations.keys() - book.answers.keys()),
+        "refusals": dict(sorted(refusals.counts.items())),
+        "last_refusals": refusals.last,
+        "unsafe": list(policy.unsafe),
+        "covers_everything": not uncovered,
+        "rounds_not_covered": dict(sorted(uncovered.items())),
+        "head": head,
+        "served_by": folder.served_by(),
+        "anchor": policy.anchor,
+    }
+
+
 @dataclass
 class RefusalLog:
-    """How often what was refused, and the last few. Bounded: refusing must not fill the disk."""
+    """Counts of refusals and the last few of them. Its size is bounded, so that refusing never fills the disk."""
 
     path: Path
     counts: Counter[str] = field(default_factory=Counter)
@@ -108,7 +141,7 @@ class RefusalLog:
 
     @classmethod
     def read(cls, path: Path) -> "RefusalLog":
-        """From its file; a missing or damaged one is an empty one, since no budget depends on it."""
+        """Read the log. A missing or damaged file gives an empty log, because no budget depends on it."""
         try:
             values = parse_json(path.read_bytes())
             counts = Counter({RefusalCode(k).value: int(v) for k, v in values["counts"].items()})
@@ -117,7 +150,7 @@ class RefusalLog:
             return cls(path)
 
     def note(self, code: RefusalCode, message: str) -> None:
-        """Count one; a disk that is full or read-only does not turn a refusal into something else."""
+        """Add a refusal. A disk that is full or read-only does not change what the caller is told."""
         new = {"time": int(time.time()), "code": code.value, "message": message}
         staged = self.path.with_name(f".{self.path.name}.next")
         with self._one_at_a_time, suppress(OSError):
@@ -131,17 +164,14 @@ def _noted(entry: dict[str, Any]) -> dict[str, Any]:
     return {"time": int(entry["time"]), "code": RefusalCode(entry["code"]).value, "message": str(entry["message"])}
 
 
-_STAGED = ".next"
-
-
 class AnswerStore:
-    """A folder with one file an answer, named by its reservation's number."""
+    """A folder with one file per answer, named by the number of its reservation."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def take_room(self, num_bytes: int) -> None:
-        """Take the space of the answer to come before the round is paid for: a full disk must not cost a round."""
+        """Take the disk space of the coming answer before the round is charged: a full disk must not cost a round."""
         staged = self._folder / _STAGED
         try:
             descriptor = os.open(staged, os.O_RDWR | os.O_CREAT, 0o600)
@@ -155,12 +185,12 @@ class AnswerStore:
                 staged.unlink()
             raise refusal(
                 RefusalCode.DISK,
-                f"the answer could not be stored ({error.strerror}); nothing was charged or trained: the owner must "
-                "see to the disk",
+                f"the answer could not be stored ({error.strerror}); nothing was charged or trained. The owner must "
+                "check the disk",
             ) from error
 
     def store(self, number: int, content: bytes) -> None:
-        """Put the answer where it stays, whole or not at all, into the space that `take_room` took."""
+        """Store an answer, whole or not at all, in the space that `take_room` took."""
         staged = self._folder / _STAGED
         try:
             descriptor = os.open(staged, os.O_RDWR)
@@ -175,12 +205,12 @@ class AnswerStore:
         except OSError as error:
             raise refusal(
                 RefusalCode.DISK,
-                f"the answer could not be stored ({error.strerror}): the round is charged, its answer is lost, and the "
-                "owner must see to the disk",
+                f"the answer could not be stored ({error.strerror}): the round is charged and its answer is lost. The "
+                "owner must check the disk",
             ) from error
 
     def load(self, number: int) -> bytes | None:
-        """The answer of this reservation, if it is kept."""
+        """Return the answer of a reservation; None if it is not kept."""
         try:
             return self._path(number).read_bytes()
         except FileNotFoundError:
@@ -189,7 +219,7 @@ class AnswerStore:
             raise refusal(RefusalCode.DISK, f"the stored answer cannot be read ({error.strerror})") from error
 
     def prune(self, keep: int) -> None:
-        """Delete all but the newest. A file that cannot be deleted does no harm, nor does one that is not ours."""
+        """Delete all but the newest answers. Other files stay, and a file that cannot be deleted does no harm."""
         names = [path.stem for path in self._folder.glob("*.safetensors")]
         numbers = sorted(int(name) for name in names if name.isdecimal() and self._path(int(name)).stem == name)
         for number in numbers[:-keep]:

@@ -1,6 +1,7 @@
-"""What the chain's lines mean: an enrolment, then for every round RESERVED and, once its answer is stored, RELEASED.
+"""The ledger: what the chain's lines mean.
 
-A reservation is spent from the moment its line is written, whatever becomes of the round: it is never given back.
+The first line is the enrolment. Every round adds RESERVED, and RELEASED once its answer is stored. A reservation is
+spent from the moment its line is written, whatever happens to the round. It is never given back.
 """
 
 from collections.abc import Iterable
@@ -17,52 +18,52 @@ ENROLLED, RESERVED, RELEASED = "ENROLLED", "RESERVED", "RELEASED"
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """A round that was paid for."""
+    """A round that was charged."""
 
     time: int
     """Seconds since 1970."""
     run: str
     round: int
     units: int
-    """Charged: steps, or 1 where the noise goes on the update."""
+    """What is charged: steps, or 1 if the noise is on the update."""
     steps: int
-    """Local steps that will be run, after cuts."""
+    """Local steps to run, after cuts."""
     sample_rate: float
-    """q of its steps; 1 where the noise goes on the update, which is a release of all records."""
+    """q of the steps. It is 1 if the noise is on the update, which is a release of all records."""
     noise_multiplier: float
     clip_norm: float
     release: Release
     request: str
-    """Hash of the instruction, weights included."""
+    """Hash of the request and its weights."""
     unsafe: tuple[str, ...]
-    """What the owner admitted and the answer uses."""
+    """What the answer uses that no ε covers. The owner allowed it."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a line's values."""
+        """Return the values of the ledger's line."""
         return {"kind": RESERVED, **asdict(self)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Reservation":
-        """Back from `to_json`."""
+        """Return the reservation that `to_json` wrote."""
         fields = {key: value for key, value in values.items() if key != "kind"}
         return cls(**{**fields, "unsafe": tuple(fields["unsafe"])})
 
 
 class Book:
-    """The entries so far, read: who reserved what, which answers were stored, how far each run is."""
+    """The ledger's content: reservations, stored answers, the last round of each run, and the account."""
 
     def __init__(self, entries: Iterable[Entry], account: Account) -> None:
         self.account = account
         self.reservations: dict[int, Reservation] = {}
         self.answers: dict[int, str] = {}
-        """Hash of the stored answer, by the number of its reservation."""
+        """Hash of each stored answer, by the number of its reservation."""
         self._numbers: dict[tuple[str, int], int] = {}
         self._last_rounds: dict[str, int] = {}
         for entry in entries:
             self.read(entry)
 
     def read(self, entry: Entry) -> None:
-        """Take note of one more entry."""
+        """Take in one more entry. Raise DataError if its kind is unknown."""
         try:
             match entry.values["kind"]:
                 case "ENROLLED" if entry.counter == 0:
@@ -75,21 +76,21 @@ class Book:
                     raise ValueError(other)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
-                f"line {entry.counter + 1} of the ledger is not one that this version of alidpfl knows; use the "
-                "version that wrote it, or a later one"
+                f"this version of alidpfl does not know line {entry.counter + 1} of the ledger; use the version that "
+                "wrote it, or a later one"
             ) from error
 
     def find(self, run: str, round_number: int) -> int | None:
-        """Number of the reservation of this round."""
+        """Return the number of a round's reservation; None if the round was never reserved."""
         return self._numbers.get((run, round_number))
 
     def last_round(self, run: str) -> int:
-        """The run's latest round; -1 before the first."""
+        """Return the run's latest round; -1 before the first."""
         return self._last_rounds.get(run, -1)
 
     @property
     def num_runs(self) -> int:
-        """Runs that ever reserved a round."""
+        """Number of runs that reserved a round."""
         return len(self._last_rounds)
 
     def _reserved(self, counter: int, reservation: Reservation) -> None:
@@ -100,7 +101,7 @@ class Book:
 
 
 class Ledger:
-    """The chain and its book together. The only writer; the caller holds the lock."""
+    """The chain together with its book. It is the only writer; the caller holds the lock."""
 
     def __init__(self, chain: Chain, account: Account) -> None:
         self._chain = chain
@@ -108,22 +109,22 @@ class Ledger:
 
     @property
     def head(self) -> str:
-        """For the owner to keep elsewhere."""
+        """The chain's head, which the owner may note elsewhere."""
         return str(self._chain.head)
 
     def reserve(self, reservation: Reservation) -> int:
-        """Pay for a round; returns its number. When it returns, the payment is on the disk."""
+        """Charge a round and return its number. When this returns, the charge is on the disk."""
         affordable = self.book.account.affordable(reservation.sample_rate, reservation.noise_multiplier)
         if not 1 <= reservation.units <= affordable:
-            raise BudgetExceededError(f"{reservation.units} units were to be charged, and {affordable} are left")
+            raise BudgetExceededError(f"cannot charge {reservation.units} units: {affordable} are left")
         return self._append(reservation.to_json()).counter
 
     def release(self, number: int, answer: str) -> None:
-        """Note that the answer with this hash is stored and may be sent."""
+        """Record that the answer with this hash is stored and may be sent."""
         self._append({"kind": RELEASED, "reservation": number, "answer": answer})
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the ledger's file."""
         self._chain.close()
 
     def _append(self, values: dict[str, Any]) -> Entry:

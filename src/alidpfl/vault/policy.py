@@ -1,7 +1,7 @@
-"""The owner's policy: a TOML file that nothing a server sends can change.
+"""The owner's policy: a TOML file that no request can change, and the checks of a request against it.
 
-Budget, accounting, sampling rate, least noise, release and model are the *terms*: the ledger was begun on them, and a
-vault whose policy says otherwise refuses to serve. The rest may be edited between two starts.
+Budget, accounting, sample rate, least noise, release and model are the *terms*. The ledger began on them, and a vault
+with other terms refuses to serve. The owner may edit the rest between two starts.
 """
 
 import tomllib
@@ -12,22 +12,23 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from alidpfl.config.wording import refused, shortened, shown, together
 from alidpfl.errors import ConfigError
-from alidpfl.inputs.wording import refused, shortened, shown, together
 from alidpfl.store.files import disk_errors
-from alidpfl.store.toml_writer import to_toml
+from alidpfl.store.files import to_toml
 from alidpfl.types import UNACCOUNTED_SIGNALS, AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultModel
 from alidpfl.vault.messages import RoundRequest
 from alidpfl.vault.refusals import RefusalCode, refusal
 
-FORMAT: Literal["alidpfl-vault-policy-1"] = "alidpfl-vault-policy-1"
 PINNED = ("budget", "accounting", "terms", "model")
 """Sections that may not change once the ledger has begun."""
 SEEDED_NOISE = "seeded-noise"
 
+_LEAST_RATE = 1e-9  # below it, the divisor q n makes the weights overflow
 _HEADER = """\
 # The policy of this vault, read when it starts; docs/reference/configuration.md explains every key.
-# [budget], [accounting], [terms] and [model] are what the ledger was begun with: changed, the vault refuses to serve.
+# [budget], [accounting], [terms] and [model] must stay as they are: the ledger began on them, and with others the
+# vault refuses to serve.
 """
 
 
@@ -36,23 +37,24 @@ class _Section(BaseModel):
 
 
 class BudgetSection(_Section):
-    """[budget]: what this data set may ever spend."""
+    """[budget]: all that this data set may spend."""
 
     epsilon: float = Field(gt=0, examples=[2.0], description="ε of all runs together.")
     delta: float = Field(gt=0, lt=1, examples=[1e-5], description="δ of all runs together.")
 
 
 class AccountingSection(_Section):
-    """[accounting]: "planned" charges every step at the terms' q and σ, "filter" at its own by a Rényi filter."""
+    """[accounting]: how steps are charged."""
 
     kind: AccountingKind = Field(
-        "planned", description="Charge each step at the terms' q and σ, or at its own by a Rényi filter."
+        "planned",
+        description="`planned` charges each step at the terms' q and σ, `filter` at its own q and σ by a Rényi filter.",
     )
-    accountant: AccountantName = Field("pld", description="Of planned accounting; `pld` is the tightest.")
+    accountant: AccountantName = Field("pld", description="Accountant of `planned`; `pld` is the tightest.")
 
 
 class TermsSection(_Section):
-    """[terms]: the largest q, the least σ, and what the noise goes on."""
+    """[terms]: the largest q, the least σ, and where the noise is added."""
 
     sample_rate: float = Field(gt=0, le=1, examples=[0.04], description="The largest q.")
     min_noise_multiplier: float = Field(ge=1e-3, le=1e6, examples=[1.1], description="The least σ.")
@@ -62,19 +64,19 @@ class TermsSection(_Section):
 
 
 class ModelSection(_Section):
-    """[model]: what is trained, built by the vault itself."""
+    """[model]: the model, which the vault builds itself."""
 
-    name: VaultModel = Field("compact_cnn", description="What is trained.")
+    name: VaultModel = Field("compact_cnn", description="The model to train.")
     hidden: int = Field(128, ge=1, le=100_000, description="`mlp`: width of the hidden layer.")
 
 
 class LimitsSection(_Section):
-    """[limits]: of a single round."""
+    """[limits]: limits of a single round."""
 
     max_steps_per_round: int = Field(ge=1, le=1_000_000, examples=[10], description="The largest τ.")
     min_clip_norm: float = Field(1e-3, ge=1e-6, le=1e6, description="The least C.")
     max_clip_norm: float = Field(ge=1e-6, le=1e6, examples=[1.0], description="The largest C.")
-    on_excess: OnExcess = Field("cut", description="Serve as many steps as the policy allows, or refuse the round.")
+    on_excess: OnExcess = Field("cut", description="Run as many steps as the policy allows, or refuse the round.")
 
     @model_validator(mode="after")
     def _in_order(self) -> "LimitsSection":
@@ -84,9 +86,9 @@ class LimitsSection(_Section):
 
 
 class ServiceSection(_Section):
-    """[service]: how answers are kept and how long callers wait for their turn."""
+    """[service]: stored answers and waiting times."""
 
-    keep_answers: int = Field(20, ge=1, description="Stored, newest first; older rounds cannot be sent again.")
+    keep_answers: int = Field(20, ge=1, description="Stored answers. Answers to older rounds cannot be sent again.")
     max_wait_seconds: float = Field(
         60.0, ge=0, le=3600, description="How long a caller waits while another round is trained."
     )
@@ -95,27 +97,27 @@ class ServiceSection(_Section):
 class Policy(_Section):
     """All that the owner decides."""
 
-    format: Literal["alidpfl-vault-policy-1"] = Field(FORMAT, description="Of this file.")
+    format: Literal["alidpfl-vault-policy-1"] = Field("alidpfl-vault-policy-1", description="Format of this file.")
     anchor: str | None = Field(
         None,
         examples=["/mnt/other-disk/anchor"],
-        description="A file on another disk that follows the ledger's head: it betrays a restored snapshot.",
+        description="A file on another disk that follows the ledger's head. It detects a restored copy of the folder.",
     )
     unsafe: list[Literal["unaccounted-signals", "seeded-noise"]] = Field(
         default_factory=list,
         examples=[["unaccounted-signals"]],
-        description="What may happen that no ε covers: un-noised signals that leave, noise from `seed`.",
+        description="What the owner allows though no ε covers it: signals without noise, or noise from `seed`.",
     )
     noise: NoiseKind = Field(
         "gaussian",
-        description="`grid`: [exact to the last bit](floating-point.md), and slower, at no greater cost in ε.",
+        description="`grid`: [exact to the last bit](../explanation/floating-point.md), and slower, at no greater cost in ε.",
     )
     seed: int | None = Field(
         None,
         ge=0,
         examples=[7],
-        description="Of the noise, with `seeded-noise` only, to compare a deployment with a simulation: whoever knows "
-        "it subtracts the noise.",
+        description="Seed of the noise, only with `seeded-noise`, to compare a deployment with a simulation. Anyone "
+        "who knows it can subtract the noise.",
     )
     budget: BudgetSection
     accounting: AccountingSection = Field(default_factory=AccountingSection)
@@ -125,35 +127,31 @@ class Policy(_Section):
     service: ServiceSection = Field(default_factory=ServiceSection)
 
     @model_validator(mode="after")
-    def _seed_is_admitted(self) -> "Policy":
+    def _consistent(self) -> "Policy":
         if (self.seed is not None) != (SEEDED_NOISE in self.unsafe):
             raise ValueError(
-                f'seed and unsafe = ["{SEEDED_NOISE}"] come together: whoever knows it subtracts the noise'
+                f'seed needs unsafe = ["{SEEDED_NOISE}"], and the other way round: who knows it can subtract the noise'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _grid_covers_the_release(self) -> "Policy":
         if self.noise == "grid" and self.terms.release != "step":
             raise ValueError('noise = "grid" goes on steps: set terms.release = "step", or noise = "gaussian"')
         return self
 
     @property
     def anchor_file(self) -> Path | None:
-        """The anchor itself, whatever links lead to it: a link would be replaced by a file on the link's own disk."""
+        """The anchor with all links resolved: replacing a link would write to the disk of the link."""
         return None if self.anchor is None else Path(self.anchor).resolve()
 
     def pinned(self) -> dict[str, Any]:
-        """What may not change once the ledger has begun."""
+        """Return the sections that may not change once the ledger has begun."""
         return self.model_dump(include=set(PINNED))
 
     def to_toml(self) -> str:
-        """As the file holds it."""
+        """Return the text of the policy file."""
         return _HEADER + to_toml(self.model_dump())
 
 
 def make_policy(values: dict[str, Any], source: str, called: Callable[[str], str] = str) -> Policy:
-    """A checked policy; an error names the file, and the key as it is `called` there."""
+    """Return a checked policy. Errors name the source, and each key by the name that `called` gives it."""
     try:
         return Policy.model_validate(values)
     except ValidationError as error:
@@ -162,13 +160,13 @@ def make_policy(values: dict[str, Any], source: str, called: Callable[[str], str
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy in a file."""
+    """Read a policy file."""
     with disk_errors("read", path):
         content = path.read_bytes()
     try:
         values = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}; mend it") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}; correct it") from None
     return make_policy(values, str(path))
 
 
@@ -176,16 +174,16 @@ def _explained(problem: Any, values: dict[str, Any], called: Callable[[str], str
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        return f"{shortened(called(key))} is not a setting of a vault; remove it or mend its spelling"
+        return f"{shortened(called(key))} is not a setting of a vault; remove it or correct its spelling"
     if problem["type"] == "missing":
         return f"{called(key)} is missing; add it"
-    if problem["type"] == "value_error":  # one of ours, about several settings
+    if problem["type"] == "value_error":  # raised by a validator above, about several settings
         return str(problem["msg"]).removeprefix("Value error, ")
     field, value = Policy.model_fields[path[0]], values[path[0]]
     if not _is_section(field):
         return refused(problem, called(path[0]), value, field)
     if len(path) == 1:
-        return f"{key}={shown(value)} must be a section: [{key}], and its keys below"
+        return f"{key}={shown(value)} must be a section: write [{key}] and its keys below"
     inner: Any = field.annotation
     return refused(problem, called(f"{path[0]}.{path[1]}"), value[path[1]], inner.model_fields[path[1]])
 
@@ -194,14 +192,11 @@ def _is_section(field: FieldInfo) -> bool:
     return isinstance(field.annotation, type) and issubclass(field.annotation, _Section)
 
 
-_LEAST_RATE = 1e-9  # below, q n is a divisor that no weights survive
-
-
 def check_plan(request: RoundRequest, policy: Policy) -> None:
-    """Refuse what the policy does not allow whatever the number of steps."""
+    """Refuse a request that the policy does not allow, whatever its number of steps."""
     terms, limits = policy.terms, policy.limits
     if request.release != terms.release:
-        _refuse(f"noise on the {request.release} is asked for, and this vault puts it on the {terms.release}")
+        _refuse(f"this vault adds noise to the {terms.release}, and the request asks for it on the {request.release}")
     if not _LEAST_RATE <= request.sample_rate <= terms.sample_rate:
         _refuse(f"sample_rate={request.sample_rate:g} must be at most {terms.sample_rate:g}, and at least 1e-9")
     if not terms.min_noise_multiplier <= request.noise_multiplier <= 1e6:  # noqa: PLR2004 - as in the accounting
@@ -212,13 +207,13 @@ def check_plan(request: RoundRequest, policy: Policy) -> None:
         )
     if "raw" in request.signals and UNACCOUNTED_SIGNALS not in policy.unsafe:
         _refuse(
-            f"un-noised signals are asked for, which no epsilon covers, and the owner has not admitted "
+            "the request asks for signals without noise. No epsilon covers them, and the owner has not allowed them by "
             f'unsafe = ["{UNACCOUNTED_SIGNALS}"]; use a policy that needs none, such as "ali"'
         )
 
 
 def granted_steps(request: RoundRequest, policy: Policy, affordable: int) -> int:
-    """How many of the steps asked for are run: min(asked, most a round, left), or a refusal."""
+    """Return how many steps to run: the requested ones, cut to the round's limit and the budget. Refuse if none."""
     if affordable < 1:
         raise refusal(RefusalCode.BUDGET, "the privacy budget of this data set is spent at this sample rate and noise")
     by_steps = policy.terms.release == "step"
@@ -233,7 +228,7 @@ def granted_steps(request: RoundRequest, policy: Policy, affordable: int) -> int
 
 
 def unsafe_uses(request: RoundRequest, policy: Policy) -> tuple[str, ...]:
-    """What the answer will hold that no ε covers; the owner admitted it by name."""
+    """Return what the answer will hold that no ε covers. The owner allowed it by name."""
     uses = [UNACCOUNTED_SIGNALS] if "raw" in request.signals else []
     return (*uses, *([SEEDED_NOISE] if policy.seed is not None else []))
 

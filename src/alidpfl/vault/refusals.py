@@ -1,12 +1,17 @@
-"""Why a vault does not answer with an update. Every text is made of public numbers: none depends on a record."""
+"""Refusals: the reasons why a vault does not answer with an update.
+
+A text holds public numbers and what the caller sent. No text depends on a record.
+"""
 
 from enum import StrEnum
 
 from alidpfl.errors import AliDpflError
 
+_LONGEST_TEXT = 600
+
 
 class RefusalCode(StrEnum):
-    """What a program can go by; the text beside it is for people."""
+    """The reason for a refusal, for programs. The text beside it is for people."""
 
     MALFORMED = "malformed"
     TOO_LARGE = "too-large"
@@ -24,37 +29,16 @@ class RefusalCode(StrEnum):
     FAILED = "failed"
 
 
-HTTP_STATUS = {
-    RefusalCode.MALFORMED: 400,
-    RefusalCode.TOO_LARGE: 413,
-    RefusalCode.MODEL: 422,
-    RefusalCode.WEIGHTS: 422,
-    RefusalCode.POLICY: 403,
-    RefusalCode.BUDGET: 403,
-    RefusalCode.CHANGED_REPLAY: 409,
-    RefusalCode.ROUND_ORDER: 409,
-    RefusalCode.PRUNED: 410,
-    RefusalCode.LOST: 410,
-    RefusalCode.BUSY: 503,
-    RefusalCode.DISK: 507,
-    RefusalCode.LEDGER: 500,
-    RefusalCode.FAILED: 500,
-}
-
-
-_LONGEST_TEXT = 600
-
-
 class VaultError(AliDpflError):
-    """Something between a caller and a vault did not work out."""
+    """Base class of the errors between a caller and a vault."""
 
 
 class VaultUnreachableError(VaultError):
-    """Nobody answers on the socket, or not in time: the round may have been charged; ask again with the same bytes."""
+    """No vault answered in time. The round may have been charged: send the same bytes again."""
 
 
 class VaultRefusedError(VaultError):
-    """The vault refused; `code` says why."""
+    """The vault refused the request; `code` is the reason."""
 
     def __init__(self, code: RefusalCode, message: str) -> None:
         super().__init__(message)
@@ -62,42 +46,50 @@ class VaultRefusedError(VaultError):
 
 
 class PlanRefusedError(VaultRefusedError):
-    """The instruction is against the owner's policy, or no instruction at all: another one may be served."""
+    """The request is malformed or against the owner's policy. Another request may be served."""
 
 
 class BudgetSpentError(VaultRefusedError):
-    """The data set's privacy budget does not pay for what was asked; less, or with more noise, it may still."""
+    """The privacy budget does not pay for the request. Fewer steps or more noise may still be served."""
 
 
 class ReplayRefusedError(VaultRefusedError):
-    """The round was asked for before: changed, out of order, or its answer is gone. Ask for a later round."""
+    """The round was asked for before, and it changed, is out of order or lost its answer. Ask for a later round."""
 
 
 class VaultBusyError(VaultRefusedError):
-    """Another round is being trained; nothing was charged. Ask again."""
+    """Another round is being trained and nothing was charged. Ask again."""
 
 
 class VaultTroubleError(VaultRefusedError):
-    """Disk, ledger or training failed: the owner has to look."""
+    """The disk, the ledger or the training failed. The owner has to repair it."""
 
 
-_KINDS = {
-    RefusalCode.BUDGET: BudgetSpentError,
-    RefusalCode.CHANGED_REPLAY: ReplayRefusedError,
-    RefusalCode.ROUND_ORDER: ReplayRefusedError,
-    RefusalCode.PRUNED: ReplayRefusedError,
-    RefusalCode.LOST: ReplayRefusedError,
-    RefusalCode.BUSY: VaultBusyError,
-    RefusalCode.DISK: VaultTroubleError,
-    RefusalCode.LEDGER: VaultTroubleError,
-    RefusalCode.FAILED: VaultTroubleError,
+_REFUSALS: dict[RefusalCode, tuple[int, type[VaultRefusedError]]] = {
+    RefusalCode.MALFORMED: (400, PlanRefusedError),
+    RefusalCode.TOO_LARGE: (413, PlanRefusedError),
+    RefusalCode.MODEL: (422, PlanRefusedError),
+    RefusalCode.WEIGHTS: (422, PlanRefusedError),
+    RefusalCode.POLICY: (403, PlanRefusedError),
+    RefusalCode.BUDGET: (403, BudgetSpentError),
+    RefusalCode.CHANGED_REPLAY: (409, ReplayRefusedError),
+    RefusalCode.ROUND_ORDER: (409, ReplayRefusedError),
+    RefusalCode.PRUNED: (410, ReplayRefusedError),
+    RefusalCode.LOST: (410, ReplayRefusedError),
+    RefusalCode.BUSY: (503, VaultBusyError),
+    RefusalCode.DISK: (507, VaultTroubleError),
+    RefusalCode.LEDGER: (500, VaultTroubleError),
+    RefusalCode.FAILED: (500, VaultTroubleError),
 }
 
 
+HTTP_STATUS = {code: status for code, (status, _) in _REFUSALS.items()}
+
+
 def refusal(code: RefusalCode, message: str) -> VaultRefusedError:
-    """The error of the right type, its text of bounded length: it may quote what a hostile caller sent.
+    """Return the error for a code. Its text is cut, because it may quote what a hostile caller sent.
 
     >>> type(refusal(RefusalCode.BUDGET, "nothing left")).__name__
     'BudgetSpentError'
     """
-    return _KINDS.get(code, PlanRefusedError)(code, message[:_LONGEST_TEXT])
+    return _REFUSALS[code][1](code, message[:_LONGEST_TEXT])

@@ -1,13 +1,20 @@
-"""The vault itself: one instruction in, one answer or refusal out, and the ledger between them.
+"""A round of the vault: check the request, charge it in the ledger, train, store the answer, send it.
 
-The order of a round is the whole point: look it up, check it, take room on the disk for the answer, write RESERVED and
-sync, only then draw batches and noise, store the answer, write RELEASED, send. Killed anywhere, what is recorded as
-spent is at least what was drawn:
+The order of these steps protects the budget:
 
-- before RESERVED is on the disk nothing was drawn;
-- after it, the round counts as spent for ever. Asked for again, its answer is sent if it was stored whole, and
-  otherwise the round is refused as lost: training it again would be a second release under one charge. A server asks
-  for the next round instead, which is charged anew.
+1. Look the round up. A round that was asked for before is never trained again.
+2. Check the request against the owner's policy and the budget.
+3. Reserve room on the disk for the answer.
+4. Write RESERVED to the ledger and sync it. From here on the round is spent.
+5. Draw batches and noise, and train.
+6. Store the answer, write RELEASED, send the answer.
+
+The process may be killed at any moment. The ledger then records at least what was drawn:
+
+- Before RESERVED is on the disk, nothing was drawn.
+- After that, the round is spent for ever. If it is asked for again, the vault sends the stored answer, if that is
+  whole. Otherwise it refuses the round as lost: training it again would be a second release under one charge. The
+  server then asks for the next round, which is charged separately.
 """
 
 import hashlib
@@ -21,32 +28,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alidpfl.errors import ConfigError, DataError, UnsupportedModelError
-from alidpfl.types import ClientPlan
+from alidpfl.types import ClientPlan, ClientUpdate
 from alidpfl.vault import messages
 from alidpfl.vault.accounts import charged_rate
 from alidpfl.vault.enrolment import Enrolment
 from alidpfl.vault.folder import AnswerStore, RefusalLog
 from alidpfl.vault.ledger import Ledger, Reservation
-from alidpfl.vault.messages import NoisedUpdate, RoundAnswer, RoundRequest
+from alidpfl.vault.messages import RoundRequest
 from alidpfl.vault.policy import Policy, check_plan, granted_steps, unsafe_uses
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultTroubleError, refusal
 
-Job = Callable[[NDArray[np.float32], ClientPlan], NoisedUpdate]
-"""Trains from these weights by this plan; draws fresh randomness each time."""
+Job = Callable[[NDArray[np.float32], ClientPlan], ClientUpdate]
+"""Trains from these weights by this plan, with fresh randomness in every call."""
 
 _ANSWER_OVERHEAD = 1 << 16
 _LOG = logging.getLogger(__name__)
 
 
 class Trainer(Protocol):
-    """Where the data are. Nothing else in a vault sees them."""
+    """Holds the records. Nothing else in a vault sees them."""
 
     def job(self, request: RoundRequest) -> Job:
-        """Make ready for the request's loss, without touching the data."""
+        """Prepare the request's loss without touching the records."""
 
 
 class Vault:
-    """Serves one data set. One round at a time, whoever asks."""
+    """Serves the rounds of one data set, one at a time."""
 
     def __init__(
         self,
@@ -59,17 +66,28 @@ class Vault:
         trainer: Trainer,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """Tie the parts together.
+
+        Args:
+            policy: the owner's policy.
+            enrolment: what was fixed when the ledger began.
+            ledger: the open ledger. The caller holds its lock.
+            answers: the stored answers.
+            refusals: the log of refusals.
+            trainer: trains on the records.
+            clock: returns seconds since 1970, for the ledger's lines.
+        """
         self.policy, self.enrolment, self.ledger, self.refusals = policy, enrolment, ledger, refusals
         self._answers, self._trainer, self._clock = answers, trainer, clock
         self._turn = threading.Lock()
 
     @property
     def most_bytes(self) -> int:
-        """Of a request: the weights and a little more."""
+        """Largest size of a request: the weights and some overhead."""
         return 4 * self.enrolment.num_params + messages.MOST_OVERHEAD
 
     def answer(self, content: bytes) -> bytes:
-        """The answer to an instruction; VaultRefusedError, which is counted, if there is none."""
+        """Return the answer to a request. Raise VaultRefusedError, which is logged, if the request is refused."""
         try:
             with self._turn:
                 return self._answer(content)
@@ -87,7 +105,7 @@ class Vault:
         if request.round <= (last := self.ledger.book.last_round(request.run)):
             raise refusal(
                 RefusalCode.ROUND_ORDER,
-                f"round={request.round} comes too late: round {last} was served; rounds only grow",
+                f"round={request.round} must be above {last}, the last round of this run that was served",
             )
         check_plan(request, self.policy)
         rate = charged_rate(self.policy, request.sample_rate)
@@ -102,12 +120,12 @@ class Vault:
     def _ready(self, request: RoundRequest) -> Job:
         try:
             return self._trainer.job(request)
-        except (ConfigError, UnsupportedModelError) as error:  # no record was looked at, and nothing is charged
+        except (ConfigError, UnsupportedModelError) as error:  # no record was read, and nothing is charged
             raise refusal(RefusalCode.POLICY, str(error)) from None
-        except DataError:  # in words that quote torch's, which are not ours to vouch for
+        except DataError:  # its text may quote torch, and we cannot vouch for that
             raise refusal(
                 RefusalCode.FAILED,
-                "the trial of the model on made-up samples failed; nothing was charged: the owner must see to it",
+                "the trial of the model on made-up samples failed; nothing was charged. The owner must repair it",
             ) from None
 
     def _reservation(self, request: RoundRequest, steps: int, digest: str, rate: float) -> Reservation:
@@ -125,21 +143,17 @@ class Vault:
             unsafe=unsafe_uses(request, self.policy),
         )
 
-    def _encoded(self, request: RoundRequest, steps: int, digest: str, update: NoisedUpdate, rate: float) -> bytes:
-        answer = RoundAnswer(
-            run=request.run,
-            round=request.round,
-            client=request.client,
-            request=digest,
+    def _encoded(self, request: RoundRequest, steps: int, digest: str, update: ClientUpdate, rate: float) -> bytes:
+        return messages.encode_update(
+            update,
+            request,
+            digest=digest,
             steps=steps,
             steps_left=self.ledger.book.account.affordable(rate, request.noise_multiplier),
             num_records=self.enrolment.num_records,
-            secants=update.secants,
-            gradient_norm=update.gradient_norm,
-            raw=update.raw if "raw" in request.signals else None,
-            unsafe=list(unsafe_uses(request, self.policy)),
+            unsafe=unsafe_uses(request, self.policy),
+            shapes=self.enrolment.shapes,
         )
-        return messages.encode(answer, messages.named(update.params, self.enrolment.shapes))
 
     def _released(self, number: int, content: bytes) -> bytes:
         self._answers.store(number, content)
@@ -153,12 +167,12 @@ class Vault:
         except VaultTroubleError as error:
             raise refusal(
                 error.code,
-                "the round is charged and its answer stored, but the ledger cannot take note of it: once the owner has "
-                "seen to the disk, ask again with the same request",
+                "the round is charged and its answer is stored, but the ledger cannot record that. The owner must "
+                "check the disk; then ask again with the same request",
             ) from error
 
     def _stored(self, number: int, digest: str) -> bytes:
-        """The answer of a round that was asked for before."""
+        """Return the answer to a round that was asked for before."""
         book = self.ledger.book
         if book.reservations[number].request != digest:
             raise refusal(
@@ -167,7 +181,7 @@ class Vault:
                 "plan; a round is trained once",
             )
         content, expected = self._answers.load(number), book.answers.get(number)
-        if expected is None:  # killed before RELEASED
+        if expected is None:  # the vault was killed before it wrote RELEASED
             return self._released_late(number, digest, content)
         if content is None:
             raise refusal(RefusalCode.PRUNED, "the answer to this round was sent and is no longer kept")
@@ -179,7 +193,7 @@ class Vault:
         if content is None or not _answers_to(content, digest):
             raise refusal(
                 RefusalCode.LOST,
-                "this round was charged, and the vault stopped before its answer was stored; it is not trained again "
+                "this round was charged, and the vault stopped before its answer was stored. It is not trained again "
                 "under the same charge: ask for the next round",
             )
         self._note_release(number, content)
@@ -193,12 +207,12 @@ def _answers_to(content: bytes, digest: str) -> bool:
         return False
 
 
-def _withheld(job: Job, weights: NDArray[np.float32], plan: ClientPlan) -> NoisedUpdate:
-    """Train; of a failure nothing is told, since its text, and even its type, may depend on records."""
+def _withheld(job: Job, weights: NDArray[np.float32], plan: ClientPlan) -> ClientUpdate:
+    """Train, and withhold why training failed: the text and even the type of an error may depend on records."""
     try:
         return job(weights, plan)
     except Exception as error:
-        _LOG.error("training failed with %s", type(error).__name__)  # the owner's eyes only, and no record in it
+        _LOG.error("training failed with %s", type(error).__name__)  # only the owner sees it; it quotes no record
         raise refusal(
             RefusalCode.FAILED,
             "training failed; the details may depend on records and are withheld. The round stays charged",

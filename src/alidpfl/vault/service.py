@@ -1,4 +1,4 @@
-"""HTTP over the Unix socket. What decides is in `custody`; here are sizes, waiting times and status codes."""
+"""The vault's HTTP service over a Unix socket: sizes, waiting times and status codes. `rounds` decides the rest."""
 
 import asyncio
 import grp
@@ -8,11 +8,11 @@ import resource
 import signal
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
@@ -24,79 +24,99 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from alidpfl.errors import ConfigError
 from alidpfl.federation.tensors import keep_heap
 from alidpfl.store.files import disk_errors
+from alidpfl.vault.enrolment import Enrolment
 from alidpfl.vault.folder import ANSWERS, SOCKET, AnswerStore, VaultFolder
 from alidpfl.vault.policy import Policy
 from alidpfl.vault.refusals import HTTP_STATUS, RefusalCode, VaultRefusedError, refusal
 from alidpfl.vault.rounds import Vault
-from alidpfl.vault.status import public_info
 from alidpfl.vault.training import load_trainer
 
 _MOST_CONNECTIONS = 32
-_SECONDS_TO_SEND = 60.0  # a question's head, and then its body
+_SECONDS_TO_SEND = 60.0  # for the head of a request, and again for its body
 _SECONDS_TO_FINISH = 30
+_LONGEST_PATH = 107  # bytes that the system accepts for a socket
+_BACKLOG = 64
+_OWNER_ONLY, _OWNER_AND_GROUP = 0o600, 0o660
 _LOG = logging.getLogger(__name__)
 
 
+def public_info(enrolment: Enrolment, policy: Policy) -> dict[str, Any]:
+    """Return what a server needs to plan: sizes, shapes and limits, but not the source or the hash of the records."""
+    return {
+        "format": "alidpfl-vault-info-1",
+        "vault": enrolment.vault,
+        "alidpfl": enrolment.alidpfl,
+        "num_records": enrolment.num_records,
+        "num_classes": enrolment.num_classes,
+        "input_shape": enrolment.input_shape,
+        "parameters": [[name, shape] for name, shape in enrolment.parameters],
+        **policy.pinned(),
+        "limits": policy.limits.model_dump(),
+        "unsafe": list(policy.unsafe),
+    }
+
+
 class _Impatient(H11Protocol):
-    """Hangs up on callers that do not ask: idle ones would take all connections, and the vault would answer nobody."""
+    """Closes connections without a request. Otherwise idle callers could take them all and block the vault."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody called."""
+        """Start the time limit of a new connection."""
         super().connection_made(transport)
-        self.loop.call_later(_SECONDS_TO_SEND, self._hang_up_on_silence)
+        self.loop.call_later(_SECONDS_TO_SEND, self._close_if_silent)
 
-    def _hang_up_on_silence(self) -> None:
-        if self.cycle is None:  # no question yet
+    def _close_if_silent(self) -> None:
+        if self.cycle is None:  # no request yet
             self.transport.close()
 
 
 class Service:
     """A vault behind /v1/info and /v1/train. One thread trains; the event loop only moves bytes.
 
-    No status here: what other runs spent is for the owner, and whoever submits code to the node can ask this socket.
+    There is no route for the status. It tells what other runs spent, which only the owner may know, and all code that
+    is submitted to the node can reach this socket.
     """
 
     def __init__(self, vault: Vault) -> None:
         self._vault = vault
         self._turn = asyncio.Semaphore(1)
         self._thread = ThreadPoolExecutor(max_workers=1)
-        self.app = Starlette(
-            routes=[
-                Route("/v1/info", self._info),
-                Route("/v1/train", self._trained, methods=["POST"]),
-            ]
-        )
+        train = Route("/v1/train", self._train, methods=["POST"])
+        self.app = Starlette(routes=[Route("/v1/info", self._info), train])
 
     def stop(self) -> None:
-        """Wait for the round at work: it holds the ledger's file."""
+        """Wait for the current round, which uses the ledger's file."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def _info(self, request: Request) -> Response:
         return JSONResponse(public_info(self._vault.enrolment, self._vault.policy))
 
-    async def _trained(self, request: Request) -> Response:
-        return await self._refusing(self._train(request))
-
     async def _train(self, request: Request) -> Response:
-        content = await self._body(request)
-        return await self._in_turn(lambda: Response(self._vault.answer(content), media_type="application/octet-stream"))
+        try:
+            answer = await self._in_turn(await self._body(request))
+            return Response(answer, media_type="application/octet-stream")
+        except VaultRefusedError as error:
+            code, message = error.code, str(error)
+        except Exception as error:  # a bug of ours: its text may quote a record
+            _LOG.error("failed with %s", type(error).__name__)
+            code, message = RefusalCode.FAILED, "the vault failed; the details are withheld"
+        return JSONResponse({"code": code.value, "message": message}, HTTP_STATUS[code])
 
-    async def _in_turn(self, work: Callable[[], Response]) -> Response:
-        """Run when those before are done, within the policy's wait."""
+    async def _in_turn(self, content: bytes) -> bytes:
+        """Answer once earlier callers are served. Wait no longer than the policy allows."""
         try:
             async with asyncio.timeout(self._vault.policy.service.max_wait_seconds):
                 await self._turn.acquire()
         except TimeoutError:
-            raise self._counted(
+            raise self._refused(
                 RefusalCode.BUSY, "another round is being trained; nothing was charged, ask again"
             ) from None
-        done = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        # The turn ends with the work, not with the caller: one that hangs up must not let a second round begin.
+        done = asyncio.get_running_loop().run_in_executor(self._thread, self._vault.answer, content)
+        # The turn ends with the work and not with the caller: a caller that hangs up must not let a second round begin.
         done.add_done_callback(lambda _: self._turn.release())
         return await asyncio.shield(done)
 
     async def _body(self, request: Request) -> bytes:
-        """The request's bytes, never more than the enrolled model needs and never waiting for ever."""
+        """Read the request's body. Its size and the waiting time are bounded."""
         most = self._vault.most_bytes
         content = bytearray()
         try:
@@ -104,26 +124,16 @@ class Service:
                 async for piece in request.stream():
                     content += piece
                     if len(content) > most:
-                        raise self._counted(RefusalCode.TOO_LARGE, f"the body has more than {most} bytes")
+                        raise self._refused(RefusalCode.TOO_LARGE, f"the body has more than {most} bytes")
         except TimeoutError:
-            raise self._counted(RefusalCode.MALFORMED, "the body did not arrive in time") from None
+            raise self._refused(RefusalCode.MALFORMED, "the body did not arrive in time") from None
         except ClientDisconnect:
-            raise self._counted(RefusalCode.MALFORMED, "the caller hung up before the body was whole") from None
+            raise self._refused(RefusalCode.MALFORMED, "the caller hung up before the body was whole") from None
         return bytes(content)
 
-    def _counted(self, code: RefusalCode, message: str) -> VaultRefusedError:
+    def _refused(self, code: RefusalCode, message: str) -> VaultRefusedError:
         self._vault.refusals.note(code, message)
         return refusal(code, message)
-
-    async def _refusing(self, work: Awaitable[Response]) -> Response:
-        try:
-            return await work
-        except VaultRefusedError as error:
-            code, message = error.code, str(error)
-        except Exception as error:  # a bug of ours: its text may quote a record
-            _LOG.error("failed with %s", type(error).__name__)
-            code, message = RefusalCode.FAILED, "the vault failed; the details are withheld"
-        return JSONResponse({"code": code.value, "message": message}, HTTP_STATUS[code])
 
 
 def serve(
@@ -134,7 +144,18 @@ def serve(
     known_head: str | None = None,
     on_ready: Callable[[Vault, Path], None],
 ) -> None:
-    """Verify, load the data, and serve until SIGTERM or Ctrl-C."""
+    """Verify the ledger, load the data, and serve until SIGTERM or Ctrl-C.
+
+    Args:
+        path: the vault's folder.
+        socket_path: where to listen; by default in the folder.
+        group: a group that may connect too.
+        known_head: a head that the owner noted; a ledger without it is refused.
+        on_ready: called with the vault and the socket's path once the vault listens.
+
+    Raises:
+        AliDpflError: the folder, the policy, the ledger or the records do not fit together.
+    """
     folder = VaultFolder(path=path)
     where = path / SOCKET if socket_path is None else socket_path
     policy = folder.policy()
@@ -151,7 +172,7 @@ def serve(
 
 
 def open_vault(folder: VaultFolder, policy: Policy, known_head: str | None = None) -> Vault:
-    """The vault of a folder, with data and torch loaded. The caller holds the folder's lock."""
+    """Return the vault of a folder, with its data loaded. The caller holds the folder's lock."""
     enrolment, ledger = folder.open(policy, known_head)
     keep_heap()
     return Vault(
@@ -189,22 +210,15 @@ def _stop(number: int, frame: object) -> NoReturn:
     raise SystemExit(0)  # so that the socket is removed on the way out
 
 
-_LONGEST = 107  # bytes of a path that the system takes
-_BACKLOG = 64
-_OWNER_ONLY, _OWNER_AND_GROUP = 0o600, 0o660
-
-
 @contextmanager
 def listening(path: Path, group: str | None = None) -> Iterator[socket.socket]:
-    """A socket at `path`, mode 0600; with a group, mode 0660 and that group's. Removed at the end."""
-    if len(os.fsencode(path)) > _LONGEST:
-        raise ConfigError(
-            f"--socket {path} is longer than the {_LONGEST} bytes that the system takes; give a shorter one"
-        )
+    """Listen on a socket at `path` and remove it at the end. Its mode is 0600, or 0660 if a group is given."""
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise ConfigError(f"--socket {path} must not be longer than {_LONGEST_PATH} bytes; give a shorter path")
     number = -1 if group is None else _group_number(group)
     _remove_stale(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        before = os.umask(0o777 - _OWNER_ONLY)  # at no moment is it open to others
+        before = os.umask(0o777 - _OWNER_ONLY)  # so that it is never open to others
         try:
             with disk_errors("listen on", path):
                 server.bind(str(path))
@@ -230,10 +244,10 @@ def _group_number(group: str) -> int:
 
 
 def _remove_stale(path: Path) -> None:
-    """A killed vault leaves its socket behind. One that answers, and what is no socket, stays."""
+    """Remove the socket of a killed vault. Refuse a path that is in use or is not a socket."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError(f"--socket {path} exists and is no socket; give another path")
+            raise ConfigError(f"--socket {path} exists and is not a socket; give another path")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:

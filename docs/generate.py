@@ -1,0 +1,244 @@
+"""Fill the generated parts of the documentation: `make docs`.
+
+A generated part of a page stands between two comments:
+
+    <!-- generated: NAME -->
+    ...
+    <!-- end -->
+
+`python -m docs.generate` fills all of them and writes docs/reference/configuration.md.
+`python -m docs.generate --record` first runs the commands of the first tutorial again, which takes minutes, and stores
+what they print in docs/recorded.json.
+`python -m docs.generate --record-test LOG` stores the result lines of a log of `make test` there.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RECORDED = ROOT / "docs" / "recorded.json"
+SETTINGS = ROOT / "docs" / "reference" / "configuration.md"
+_BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+_TEST_RESULT = re.compile(r"All checks passed!|Success: no issues found.*|Contracts: .*|.*\d+ passed.*")
+_DATASETS = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+
+
+def pages() -> list[Path]:
+    """Return every page that may have generated parts."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def filled(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
+    r"""Return the text of a page with all of its generated parts filled.
+
+    >>> print(filled("<!-- generated: sum -->\nold\n<!-- end -->", {"sum": lambda: str(1 + 1)}))
+    <!-- generated: sum -->
+    2
+    <!-- end -->
+    """
+
+    def replacement(found: re.Match[str]) -> str:
+        start, name, end = found.groups()
+        if name not in blocks:
+            raise KeyError(f"no generated part is named {name!r}; docs/generate.py has {', '.join(sorted(blocks))}")
+        return f"{start}{blocks[name]().strip()}\n{end}"
+
+    return _BLOCK.sub(replacement, text)
+
+
+def generated() -> dict[Path, str]:
+    """Return what each page with generated content should contain."""
+    from docs.settings_reference import reference
+
+    texts = {page: page.read_text(encoding="utf-8") for page in pages()}
+    contents = {page: filled(text, BLOCKS) for page, text in texts.items() if _BLOCK.search(text)}
+    return {**contents, SETTINGS: reference()}
+
+
+def recorded() -> dict[str, Any]:
+    """Return what the commands of the first tutorial printed when they were last recorded."""
+    return json.loads(RECORDED.read_text(encoding="utf-8"))
+
+
+def record() -> None:
+    """Run the commands of the first tutorial and store what they print."""
+    from alidpfl.runs import Config
+
+    with tempfile.TemporaryDirectory() as folder:
+        first = _alidpfl(folder, "run")
+        run = next((Path(folder) / "runs").iterdir())
+        outcome = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        run.rename(run.with_name("first"))
+        _alidpfl(folder, "run", "--set", "method.policy=ratio", "--out", "runs/second")
+        compared = _alidpfl(folder, "compare", "runs/first", "runs/second")
+        strict = ("--set", "privacy.epsilon=0.5", "--set", "method.policy=ratio", "--out", "runs/strict")
+        strict_run = _alidpfl(folder, "run", *strict)
+        planned = ("--plan", "auto", "--max-epochs", "8", "--set", "method.policy=ratio", "--out", "runs/planned")
+        planned_run = _alidpfl(folder, "run", *planned)
+    kept = {key: value for key, value in outcome.items() if key not in ("out", "seconds", "client_epsilon")}
+    result = re.sub(r"(?<=-)\d[\d-]*$", "...", first[-1])
+    lines = {
+        "run": [*(line for line in first if line.startswith(("budget:", "round "))), result],
+        "compare": compared[: next(at for at, line in enumerate(compared) if line.startswith("└")) + 1],
+        "strict": [strict_run[-1]],
+        "planned": [*(line for line in planned_run if line.startswith("plan:")), planned_run[-1]],
+    }
+    _store({"config": Config().to_dict(), "outcome": kept, "printed": {**_printed(), **lines}})
+
+
+def record_test(log: Path) -> None:
+    """Store the result lines of a log of `make test`."""
+    lines = [line.strip("= ") for line in log.read_text(encoding="utf-8").splitlines()]
+    results = list(dict.fromkeys(line for line in lines if _TEST_RESULT.fullmatch(line)))
+    _store({**recorded(), "printed": {**_printed(), "test": results}})
+
+
+def _printed() -> dict[str, list[str]]:
+    return recorded()["printed"] if RECORDED.exists() else {}
+
+
+def _store(record: dict[str, Any]) -> None:
+    RECORDED.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _alidpfl(folder: str | Path, *words: str) -> list[str]:
+    """Run a command; return its lines, those on standard error first."""
+    done = subprocess.run(  # noqa: S603 - our own command
+        [sys.executable, "-m", "alidpfl", *words],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line.rstrip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+
+
+def _fenced(lines: list[str], language: str = "text") -> str:
+    return "\n".join([f"```{language}", *lines, "```"])
+
+
+def _first_run() -> str:
+    printed = recorded()["printed"]
+    run = [*printed["run"][:2], "...", *printed["run"][-2:]]
+    return _fenced(["$ make run", *run, "$ make test", *printed.get("test", [])], "console")
+
+
+def _recorded_lines(name: str) -> Callable[[], str]:
+    return lambda: _fenced(recorded()["printed"][name])
+
+
+def _result_line() -> str:
+    return _fenced(recorded()["printed"]["run"][-1:])
+
+
+def _headline() -> dict[str, tuple[float, float]]:
+    """Return the paper's accuracy and ours, the mean of six seeds at ε = 2 in 158 rounds, for each data set."""
+    lines = (ROOT / "reproduction" / "results" / "best.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [line for line in map(json.loads, lines) if (line["table"], line["ratio"]) == ("small", "1/2")]
+    pairs = {}
+    for dataset in _DATASETS:
+        runs = [line for line in found if line["dataset"] == dataset]
+        if sorted(line["seed"] for line in runs) != list(range(6)):
+            raise ValueError(f"best.jsonl must have seeds 0 to 5 of {dataset}")
+        if not all(line["epsilon"] <= 2.0 and line["covers_everything"] for line in runs):  # noqa: PLR2004
+            raise ValueError(f"best.jsonl has runs of {dataset} beyond ε = 2")
+        pairs[dataset] = (runs[0]["paper"], sum(line["accuracy"] for line in runs) / len(runs))
+    return pairs
+
+
+def _recipes() -> str:
+    rows = [f"| {_DATASETS[name]} | {paper:.2f} % | {ours:.2f} % |" for name, (paper, ours) in _headline().items()]
+    return "\n".join(["| | paper's ALI-DPFL | recipe |", "| --- | --- | --- |", *rows])
+
+
+def _paper() -> str:
+    """Return the sentence on the paper's figures: MNIST at ε = 2, in the column R_s = R_c/2 of Table I."""
+    from reproduction.grid import load_grid
+    from reproduction.results import read_results
+    from reproduction.tables import table_so_far
+
+    known = {result.key: result for result in read_results(ROOT / "reproduction" / "results" / "small.jsonl")}
+    (entry,) = (
+        entry
+        for entry in table_so_far(load_grid("small"), known).entries
+        if (entry.dataset, entry.column, entry.accountant, entry.method)
+        == ("mnist", "R_s = R_c/2", "rdp-paper", "ali_dpfl")
+    )
+    paper, ours = _headline()["mnist"]
+    return (
+        f"At ε = 2 our recipes, with a simpler model, reach {ours:.2f} % on MNIST where the paper prints\n"
+        f"{paper:.2f} %, but the paper's own model and method reach {entry.mean:.2f} % when we run them:\n"
+        "[all results](docs/explanation/results.md)."
+    )
+
+
+def _accounting() -> str:
+    return _fenced(_alidpfl(ROOT, "account"))
+
+
+def _batch_and_noise() -> str:
+    from alidpfl.privacy import PrivacyBudget, noise_multiplier_for
+
+    steps, rows = 158, []
+    for rate in (0.015, 0.06, 0.25, 1.0):
+        noise = noise_multiplier_for(PrivacyBudget(epsilon=2.0, delta=1e-5), sample_rate=rate, steps=steps)
+        rows.append(f"| {rate:g} | {noise:.4g} | {noise / rate:.3g} | {rate * steps:.3g} |")
+    return "\n".join(["| q | σ (pld) | σ/q | epochs q·T |", "| --- | --- | --- | --- |", *rows])
+
+
+def _persons() -> str:
+    """Return ε of a person with several records, where one record has ε = 2 at δ = 1e-5, by Gaussian DP."""
+    from scipy.optimize import brentq
+
+    from alidpfl.privacy import PrivacyBudget
+    from alidpfl.privacy.gaussian_dp import gaussian_delta, gaussian_parameter
+
+    delta, counts = 1e-5, (1, 2, 5, 30)
+    one = gaussian_parameter(PrivacyBudget(epsilon=2.0, delta=delta))
+    found = [brentq(lambda epsilon, mu=count * one: gaussian_delta(mu, epsilon) - delta, 0, 600) for count in counts]
+    rows = (
+        ["records of the person", *map(str, counts)],
+        ["---"] * (len(counts) + 1),
+        ["ε of the person", *(f"{epsilon:.1f}" for epsilon in found)],
+    )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "accounting": _accounting,
+    "batch-and-noise": _batch_and_noise,
+    "compare": _recorded_lines("compare"),
+    "first-run": _first_run,
+    "first-run-lines": _recorded_lines("run"),
+    "paper": _paper,
+    "persons": _persons,
+    "planned": _recorded_lines("planned"),
+    "recipes": _recipes,
+    "result-line": _result_line,
+    "strict": _recorded_lines("strict"),
+}
+"""What fills each generated part, by its name."""
+
+
+def main(words: list[str]) -> None:
+    """Fill all generated parts, after recording if that is asked for."""
+    if words[:1] == ["--record"]:
+        record()
+    elif words[:1] == ["--record-test"]:
+        record_test(Path(words[1]))
+    for page, content in generated().items():
+        if page.read_text(encoding="utf-8") != content:
+            page.write_text(content, encoding="utf-8")
+            print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

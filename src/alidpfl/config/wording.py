@@ -1,0 +1,131 @@
+"""What a setting may be, in the words of TOML: for the reference of all settings and for errors about one."""
+
+from collections.abc import Iterable, Mapping
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BeforeValidator
+from pydantic.fields import FieldInfo
+
+from alidpfl.inputs.checks import as_bytes, as_seconds
+from alidpfl.inputs.names import nearest
+from alidpfl.registry import Registry
+
+_LONGEST_VALUE = 200  # of a value in an error message
+_MOST_PROBLEMS = 5  # that one error tells of
+_SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+_NAMES = {bool: "true or false", float: "number", int: "whole number", str: "text"}
+_QUANTITIES = {as_seconds: "duration", as_bytes: "size"}
+
+
+def kind(annotation: Any) -> str:
+    """The type: "number", "list of 2 numbers", or the values that there are to choose from.
+
+    >>> kind(int | None), kind(Literal["cpu", "cuda"]), kind(Literal[1, 2])
+    ('whole number', '"cpu", "cuda"', '1, 2')
+    """
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(map(toml, inner))
+    if origin in (Union, UnionType):
+        return ", ".join(kind(a) for a in inner if a is not type(None))
+    if origin in (tuple, list):
+        count = "" if origin is list or inner[-1] is Ellipsis else f"{len(inner)} "
+        return f"list of {count}{kind(inner[0])}{'s' if count else ''}"
+    if origin is dict:
+        return "table"
+    if origin is Annotated:
+        found = [_QUANTITIES[m.func] for m in inner[1:] if isinstance(m, BeforeValidator) and m.func in _QUANTITIES]
+        return found[0] if found else kind(inner[0])
+    return _NAMES[annotation]
+
+
+def kind_of(field: FieldInfo) -> str:
+    """Return the type of a setting; for a name in a registry, the names that ship with alidpfl."""
+    registry = _registry(field)
+    return kind(field.annotation) if registry is None else ", ".join(map(toml, registry.shipped))
+
+
+def limits(field: FieldInfo) -> str:
+    """The range: "> 0, < 1", or nothing."""
+    return ", ".join(f"{s} {getattr(m, a):g}" for m in field.metadata for a, s in _SIGNS.items() if hasattr(m, a))
+
+
+def refused(problem: Mapping[str, Any], name: str, value: object, field: FieldInfo) -> str:
+    """Why `value` is none for `field`, where pydantic found `problem`; `name` is how users call the setting."""
+    registry = _registry(field)
+    options = _literals(field.annotation) if registry is None else list(registry)
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str) and options:
+        listed = ", ".join(f"'{option}'" for option in options)
+        meant = nearest(problem["input"], options)
+        place = "".join(f".{part}" for part in problem["loc"] if isinstance(part, int))  # in a list
+        hint = "" if meant is None else f"; did you mean {meant!r}?"
+        return f"{name}{place}={shown(problem['input'])} must be one of {listed}{hint}"
+    return f"{name}={shown(value)} must be {expected(field)}"
+
+
+def expected(field: FieldInfo) -> str:
+    """All of it in a sentence's second half, with an example."""
+    what, annotation = kind_of(field), field.annotation
+    if what.startswith('"') or get_origin(annotation) is Literal:
+        return f"one of {what}"
+    article = "" if annotation in (bool, str) or "text" in what else "a "
+    within = f" {limits(field)}" if limits(field) else ""
+    return f"{article}{what}{within}, such as {example(field)}"
+
+
+def example(field: FieldInfo) -> str:
+    """A value that does: of the setting's own examples, or its default."""
+    return toml(field.examples[0] if field.examples else field.default)
+
+
+def toml(value: object) -> str:
+    """A plain value as one would type it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + "}"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def shown(value: object) -> str:
+    """As it was typed, or nearly: what TOML calls true is not to be called True."""
+    try:
+        text = toml(value) if isinstance(value, bool) else repr(value)
+    except (ValueError, RecursionError):  # Python prints no number of more than 4,300 digits
+        return f"({type(value).__name__})"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """What a file holds may be of any length; a message is not."""
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+def together(problems: Iterable[str]) -> str:
+    """The first few, each once.
+
+    >>> together(["a", "a", "b"]), together(map(str, range(9)))
+    ('a; b', '0; 1; 2; 3; 4; and 4 more')
+    """
+    each = list(dict.fromkeys(problems))
+    left = [f"and {len(each) - _MOST_PROBLEMS} more"] if len(each) > _MOST_PROBLEMS else []
+    return "; ".join([*each[:_MOST_PROBLEMS], *left])
+
+
+def _literals(annotation: Any) -> list[str]:
+    """The texts that a setting may be."""
+    found: list[Any] = [annotation]
+    while any(get_args(a) for a in found):
+        found = [b for a in found for b in (get_args(a) or (a,))]
+    return [a for a in found if isinstance(a, str)]
+
+
+def _registry(field: FieldInfo) -> Registry | None:
+    """The registry that a setting's names come from: pydantic keeps it beside the type, or within an optional one."""
+    parts = [field.annotation, *field.metadata]
+    while any(get_args(part) for part in parts):
+        parts = [inner for part in parts for inner in (get_args(part) or (part,))]
+    return next((part for part in parts if isinstance(part, Registry)), None)

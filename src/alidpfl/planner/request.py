@@ -1,0 +1,172 @@
+"""What a user has and can afford. All public numbers: planning needs no data and reads none."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from alidpfl.errors import ConfigError
+from alidpfl.inputs import checks
+from alidpfl.privacy import PrivacyBudget
+from alidpfl.privacy.mechanisms import checked_noise_multiplier
+
+MODEL_SIZES = MappingProxyType({"cnn": 582_026, "compact_cnn": 26_010, "linear": 7_850, "mlp": 101_770})
+"""Parameters of the models that ship, for 1x28x28 images and ten classes."""
+
+MIN_STEPS = 100
+"""Default of `PlanRequest.min_steps`. Low noise is not enough: a model also needs steps to converge. At equal privacy
+and compute (docs/how-to/planner.md), 50 rounds on drawn digits, a network gained a point from 100 steps instead of 50.
+Softmax regression over very unequal clients, 20 rounds, lost a point from 80 steps instead of 20. No theory gives the
+number without knowing the problem."""
+
+_BYTES_PER_PARAMETER = 8  # 4 bytes in each direction
+_MAX_COUNT = 10**12
+_MAX_ROUNDS = 20_000  # every round is planned one by one, for every policy
+_MAX_MIN_STEPS = 1_000_000
+_MIN_SAMPLE_RATE = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """Budgets, clients and decisions already made. None means that the planner chooses, or that there is no limit."""
+
+    epsilon: float
+    """ε that each client may spend in total. A smaller ε reveals less about any one record."""
+    delta: float
+    """δ: probability with which ε may fail to hold. Keep it well below one over the number of records."""
+    clients: int
+    """Number of clients. All take part in every round."""
+    samples: int
+    """Number of records of all clients together."""
+    max_rounds: int
+    """R_s: maximum number of communication rounds."""
+    sample_rate: float | None = None
+    """q: probability that a record joins a batch."""
+    noise_multiplier: float | None = None
+    """σ: the noise's standard deviation divided by the clip norm."""
+    accountant: str = "pld"
+    """How ε is computed: "pld" (tightest), "rdp", or "rdp-paper" (as in the paper)."""
+    num_params: int = MODEL_SIZES["compact_cnn"]
+    """d: number of parameters of the model."""
+    smallest_client: int | None = None
+    """Records of the smallest client; None for an even split."""
+    clip_norm: float = 1.0
+    """C: the norm to which a record's gradient is clipped."""
+    learning_rate: float = 0.5
+    """η; the default is the paper's. It affects only the policy `corrected` and the plotted bounds."""
+    heterogeneity: float = 5.0
+    """Γ of Lemma 2: 10 for Dir(0.05), 5 for Dir(0.5), 1 for Dir(1), 0 for IID."""
+    curvature: float | None = None
+    """Curvature μ of the loss, if an earlier run measured it."""
+    time_limit: float | None = None
+    """Seconds that the whole run may take."""
+    seconds_per_round: float | None = None
+    """Seconds that one round takes. Required with `time_limit`."""
+    traffic_limit: int | None = None
+    """Bytes that the whole run may transfer: all clients, both directions."""
+    max_epochs: float | None = None
+    """Compute limit q·T: how often a client may pass over its data in the whole run."""
+    min_steps: int = MIN_STEPS
+    """Fewest steps T to consider, however good their signal-to-noise ratio."""
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        _ = self.budget  # PrivacyBudget refuses what no budget can be
+        checks.real("epsilon", self.epsilon, low=1e-6, high=1e6, rule="must be between 1e-6 and 1e6")
+        checks.real("delta", self.delta, above=0, high=0.1, rule="must be above 0 and at most 0.1: it is a probability")
+        self._check_mechanism()
+        for name in ("clip_norm", "learning_rate", "curvature"):
+            if getattr(self, name) is not None:
+                checks.real(name, getattr(self, name), low=1e-9, high=1e9, rule="must be between 1e-9 and 1e9")
+        for name in ("time_limit", "seconds_per_round", "traffic_limit", "max_epochs"):
+            if getattr(self, name) is not None:
+                checks.real(name, getattr(self, name), above=0, rule="must be above 0")
+        checks.real("heterogeneity", self.heterogeneity, low=0, high=_MAX_COUNT, rule="must be 0 (IID) or more")
+        if self.time_limit is not None and self.seconds_per_round is None:
+            raise ConfigError(
+                f"time_limit={self.time_limit:g} needs seconds_per_round; set both (--time-limit, --seconds-per-round)"
+            )
+
+    @property
+    def budget(self) -> PrivacyBudget:
+        """ε and δ as one value."""
+        return PrivacyBudget(epsilon=self.epsilon, delta=self.delta)
+
+    @property
+    def gamma(self) -> float:
+        """Γ; 0 for a single client, which has nobody to differ from."""
+        return self.heterogeneity if self.clients > 1 else 0.0
+
+    @property
+    def client_size(self) -> float:
+        """Records of the smallest client. Lemma 2 uses its batch size."""
+        return float(self.smallest_client or self.samples / self.clients)
+
+    @property
+    def bytes_per_round(self) -> int:
+        """Bytes of one round: every client downloads the model and uploads an update."""
+        return self.clients * _BYTES_PER_PARAMETER * self.num_params
+
+    def _check_mechanism(self) -> None:
+        if self.sample_rate is not None:
+            rule = f"must be in [{_MIN_SAMPLE_RATE:g}, 1]; did you pass a batch size?"
+            checks.real("sample_rate", self.sample_rate, low=_MIN_SAMPLE_RATE, high=1, rule=rule)
+        if self.noise_multiplier is not None:
+            checked_noise_multiplier(self.noise_multiplier)
+
+    def _check_counts(self) -> None:
+        checks.whole("clients", self.clients, low=1, high=_MAX_COUNT)
+        checks.whole("samples", self.samples, low=self.clients, high=_MAX_COUNT)
+        checks.whole("min_steps", self.min_steps, low=1, high=_MAX_MIN_STEPS)
+        checks.whole("num_params", self.num_params, low=1, high=_MAX_COUNT)
+        if self.smallest_client is not None:
+            checks.whole("smallest_client", self.smallest_client, low=1, high=self.samples // self.clients)
+        checks.whole("max_rounds", self.max_rounds, low=1, high=_MAX_ROUNDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundLimit:
+    """How many rounds fit, and the setting that limits them."""
+
+    count: int
+    limited_by: str
+    """max_rounds, time_limit or traffic_limit."""
+
+
+def affordable_rounds(request: PlanRequest) -> RoundLimit:
+    """Return R_s, or fewer where the time or traffic limit allows fewer.
+
+    Raises:
+        ConfigError: Not one round fits. The message names the limit that would.
+    """
+    rounds = {"max_rounds": request.max_rounds}
+    if request.time_limit is not None and request.seconds_per_round is not None:
+        rounds["time_limit"] = _quotient(request.time_limit, request.seconds_per_round)
+    if request.traffic_limit is not None:
+        rounds["traffic_limit"] = request.traffic_limit // request.bytes_per_round
+    tightest = min(rounds, key=lambda limit: rounds[limit])
+    if rounds[tightest] == 0:
+        raise ConfigError(_no_round_fits(request, tightest))
+    return RoundLimit(count=rounds[tightest], limited_by=tightest)
+
+
+def _no_round_fits(request: PlanRequest, limited_by: str) -> str:
+    if limited_by == "time_limit":
+        return (
+            f"time_limit={request.time_limit:g} s is shorter than one round of seconds_per_round="
+            f"{request.seconds_per_round:g}; set at least {request.seconds_per_round:g} s"
+        )
+    assert request.traffic_limit is not None  # noqa: S101 - for the type checker
+    needed, limit, clients = request.bytes_per_round, request.traffic_limit, request.clients
+    remedies = [f"set at least {needed:,} bytes"]
+    if (params := limit // (_BYTES_PER_PARAMETER * clients)) > 0:
+        remedies.append(f"use a model of at most {params:,} parameters")
+    if (fewer := limit // (_BYTES_PER_PARAMETER * request.num_params)) > 0:
+        remedies.append(f"let at most {fewer} of the {clients} clients take part in a round")
+    return (
+        f"traffic_limit={limit:,} bytes is less than one round of {clients} clients with {request.num_params:,} "
+        f"parameters in both directions; {', or '.join(remedies)}"
+    )
+
+
+def _quotient(total: float, each: float) -> int:
+    """Return how often `each` fits into `total`. The factor corrects rounding, such as 0.3 / 0.1 = 2.9999."""
+    return int(min(total / each * (1 + 1e-12), _MAX_COUNT))
