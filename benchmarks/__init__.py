@@ -1,1 +1,1 @@
-"""Benchmarks: measured, never asserted."""
+"""Benchmarks of the package. They measure and report; no test depends on them."""

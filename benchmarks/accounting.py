@@ -1,9 +1,10 @@
-"""How long R_c takes: `python -m benchmarks.accounting`.
+"""Measure how long it takes to compute R_c: `python -m benchmarks.accounting` (or `make bench-accounting`).
 
-Cold is the first call in a fresh process, after imports; warm is the same call again. Informational: prints the bars
-and whether each is met, writes benchmarks/results/accounting.json, and always exits with status 0.
+Cold is the first call in a fresh process, after imports. Warm is the same call again. The benchmark prints each bar and
+whether it is met, writes benchmarks/results/accounting.json, and always exits with status 0.
 """
 
+import argparse
 import json
 import platform
 import statistics
@@ -42,7 +43,7 @@ print(json.dumps({"steps": steps, "cold_s": seconds[0], "warm_s": seconds[1]}))
 
 
 def measure(accountant: str, epsilon: float) -> dict[str, Any]:
-    """Best and median times of one setting over fresh processes."""
+    """Return the best and the median time of one setting over fresh processes."""
     runs = []
     for _ in range(REPETITIONS):
         command = [sys.executable, "-c", _CHILD, accountant, str(epsilon)]
@@ -63,7 +64,7 @@ def measure(accountant: str, epsilon: float) -> dict[str, Any]:
 
 
 def show(results: list[dict[str, Any]], console: Console) -> None:
-    """The results as a table on the terminal."""
+    """Print the results as a table."""
     header = ("accountant", "ε", "R_c", "cold best", "median", "bar (ms)", "warm best", "median", "bar (ms)", "met")
     table = Table(*header, title=f"R_c, milliseconds, {REPETITIONS} fresh processes each; bars apply to the best")
     keys = ("cold_best_s", "cold_median_s", "cold_bar_s", "warm_best_s", "warm_median_s", "warm_bar_s")
@@ -74,7 +75,7 @@ def show(results: list[dict[str, Any]], console: Console) -> None:
 
 
 def write_docs(results: list[dict[str, Any]]) -> None:
-    """Rewrite the table of docs/reference/benchmarks.md: the slowest budget of each accountant, best of three processes."""
+    """Rewrite the table of docs/reference/benchmarks.md: the best time of the slowest budget of each accountant."""
     lines = []
     for accountant in ACCOUNTANTS:
         rows = [r for r in results if r["accountant"] == accountant]
@@ -87,7 +88,9 @@ def write_docs(results: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measure every setting of the paper's table by each accountant."""
+    """Measure every budget of the paper with each accountant."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 120)
     settings = [(accountant, epsilon) for accountant in ACCOUNTANTS for epsilon in paper.ITERATIONS]
     progress = track(settings, description="accounting", console=Console(stderr=True))

@@ -1,7 +1,7 @@
-"""One full training step of each contender: forward, gradients, clipping and noise where it has them, update.
+"""Build one full training step of each contender: forward, gradients, clipping and noise if it has them, update.
 
-Every builder takes a fresh model and a batch and returns a function that makes one step. Peers are set up as their own
-documentation says, with the channels-last layout, which is the faster one for them too.
+Every builder takes a fresh model and a batch, and returns a function that makes one step. Other libraries are set up as
+their documentation says, with the channels-last layout, which is faster for them too.
 """
 
 import warnings
@@ -25,7 +25,7 @@ def _channels_last(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
 
 
 def sgd(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Plain SGD, contiguous layout."""
+    """Build plain SGD with the contiguous layout."""
     parameters = list(model.parameters())
 
     def step() -> None:
@@ -38,18 +38,18 @@ def sgd(model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 
 def sgd_channels_last(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Plain SGD, channels last: the yardstick."""
+    """Build plain SGD with the channels-last layout: the yardstick."""
     return sgd(*_channels_last(model, x), y)
 
 
 def sgd_joined(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Plain SGD with our own joined ReLU and pooling: what SGD could do with the same trick."""
+    """Build plain SGD with our joined ReLU and pooling, to show how much of our speed comes from it."""
     model, x = _channels_last(model, x)
     return sgd(join_relu_and_pool(model), x, y)
 
 
 def ours(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """The step of this package, with native kernels and secure noise."""
+    """Build the step of this package, with native kernels and secure noise."""
     clipper, random = PerSampleClipper(model), RandomStream.secure()
     settings = StepSettings(
         clip_norm=CLIP_NORM,
@@ -65,7 +65,7 @@ def ours(model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 
 def ours_torch(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """The same in pure PyTorch."""
+    """Build the step of this package in pure PyTorch."""
     native_step = ours(model, x, y)
 
     def step() -> None:
@@ -76,7 +76,7 @@ def ours_torch(model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 
 def opacus_hooks(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Opacus, per-sample gradients by hooks."""
+    """Build a step of Opacus, with per-sample gradients by hooks."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
@@ -98,7 +98,7 @@ def opacus_hooks(model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 
 def opacus_ghost(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Opacus, ghost clipping: norms first, then a second backward pass."""
+    """Build a step of Opacus with ghost clipping: norms first, then a second backward pass."""
     from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
     from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -122,7 +122,7 @@ def opacus_ghost(model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 
 def torch_func(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """torch.func: vmap over grad, clipping and noise by hand."""
+    """Build a step of torch.func: vmap over grad, with clipping and noise by hand."""
     from torch.func import functional_call, grad, vmap
 
     model, x = _channels_last(model, x)
@@ -160,7 +160,14 @@ YARDSTICK = "sgd channels_last"
 
 
 def build(name: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """One contender's step; the peers' warnings about hooks are not ours to print."""
+    """Return the step of one contender, without the warnings of other libraries about hooks.
+
+    Args:
+        name: a key of `CONTENDERS`.
+        model: a fresh model.
+        x: the inputs of a batch.
+        y: its labels.
+    """
     warnings.filterwarnings("ignore", module="opacus")
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     return CONTENDERS[name](model, x, y)

@@ -1,10 +1,10 @@
-"""How long the fixed features take: `python -m benchmarks.features` (or `make bench-features`).
+"""Measure how long the fixed features take: `python -m benchmarks.features` (or `make bench-features`).
 
-One thread in each of several processes, as clients run. Every turn measures all contenders one after another, so that a
-busy machine slows all of them alike. Two times are told: by the clock, and the processor time of each process, which is
-about what the clock would show if nobody else were there. Both are of the best turn, projected from `--images` images.
+Several processes have one thread each, as clients do. Every turn measures all contenders one after another, so that a
+busy machine slows all of them. The benchmark reports wall-clock time and processor time of the best turn. Processor
+time is about the wall-clock time of an idle machine. Both are extrapolated from `--images` images.
 
-kymatio is measured beside it where it can be imported, and then only its scattering: it has nothing else of ours.
+kymatio is measured too if it is installed. It can only compute the scattering part.
 """
 
 import argparse
@@ -29,7 +29,7 @@ LEAVES = (
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A data set of known size and the seconds that its features may take on two cores."""
+    """A data set, and the seconds that its features may take on two cores."""
 
     name: str
     shape: tuple[int, int, int]
@@ -44,7 +44,7 @@ DATA_SETS = (
 
 
 def _all_blocks(shape: tuple[int, int, int]) -> Callable[[Tensor], Any]:
-    """As the recipes for MNIST and CIFAR-10 take them."""
+    """Build all features, as in the recipes for MNIST and CIFAR-10."""
     is_photograph = shape[0] > 1
     learned = (LearnedFilters.parse(LEAVES),) if is_photograph else ()
     more = {"learned": learned, "sets_upright": not is_photograph}
@@ -71,7 +71,7 @@ _ready: dict[tuple[str, tuple[int, int, int]], Callable[[Tensor], Any]] = {}  # 
 
 
 def _work(contender: str, shape: tuple[int, int, int], count: int) -> float:
-    """Processor's seconds of one worker for `count` images; filters are built and warmed up before."""
+    """Return the processor time of one worker for `count` images, without building the filters."""
     torch.set_num_threads(1)
     images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8)
     if (contender, shape) not in _ready:
@@ -84,7 +84,7 @@ def _work(contender: str, shape: tuple[int, int, int], count: int) -> float:
 def _turn(
     pool: Executor, processes: int, contender: str, shape: tuple[int, int, int], count: int
 ) -> tuple[float, float]:
-    """Seconds by the clock, and of all processors, for `count` images in each of the processes."""
+    """Return wall-clock time and total processor time for `count` images in each process."""
     start = time.perf_counter()
     work = [pool.submit(_work, contender, shape, count) for _ in range(processes)]
     used = [one.result() for one in work]
@@ -92,7 +92,14 @@ def _turn(
 
 
 def measure(data_set: DataSet, *, images: int, processes: int, turns: int) -> dict[str, tuple[float, float]]:
-    """For each contender the seconds for the whole data set: by the clock, and the processors' time shared out."""
+    """Return for each contender the seconds for the whole data set: wall-clock, and processor time per process.
+
+    Args:
+        data_set: what to compute features of.
+        images: images to compute in every turn.
+        processes: processes of one thread each.
+        turns: turns to measure; the best one counts.
+    """
     contenders = [name for name in CONTENDERS if name != "kymatio's scattering" or importlib.util.find_spec("kymatio")]
     share = images // processes
     best = dict.fromkeys(contenders, (float("inf"), float("inf")))
@@ -107,11 +114,11 @@ def measure(data_set: DataSet, *, images: int, processes: int, turns: int) -> di
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the times."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--images", type=int, default=4096, help="of each data set, in every turn")
-    options.add_argument("--processes", type=int, default=2)
-    options.add_argument("--turns", type=int, default=3)
+    options.add_argument("--images", type=int, default=4096, help="images of each data set in every turn")
+    options.add_argument("--processes", type=int, default=2, help="processes of one thread each")
+    options.add_argument("--turns", type=int, default=3, help="turns to measure; the best one counts")
     chosen = options.parse_args()
     print(f"{chosen.processes} processes of one thread, best of {chosen.turns} turns of {chosen.images} images")
     for data_set in DATA_SETS:
@@ -119,9 +126,9 @@ def main() -> None:
         print(f"\n{data_set.name}, {data_set.images:,} images of {'x'.join(map(str, data_set.shape))}")
         for name, (clock, used) in times.items():
             speed = data_set.images / clock
-            print(f"  {name:22} {speed:7,.0f} images/s   {clock:6.1f} s by the clock   {used:6.1f} s of a processor")
+            print(f"  {name:22} {speed:7,.0f} images/s   {clock:6.1f} s wall-clock   {used:6.1f} s processor time")
         by_clock, by_processor = ("met" if seconds <= data_set.bar_s else "NOT met" for seconds in times["all blocks"])
-        print(f"  bar for all blocks, {data_set.bar_s:g} s: by the clock {by_clock}, by processor time {by_processor}")
+        print(f"  bar for all blocks, {data_set.bar_s:g} s: wall-clock {by_clock}, processor time {by_processor}")
         if "kymatio's scattering" in times:
             ratio = times["kymatio's scattering"][1] / times["scattering"][1]
             print(f"  kymatio takes {ratio:.1f} times as long for the same scattering")

@@ -1,8 +1,8 @@
-"""What a round costs beside the training: `python -m benchmarks.flower` (or `make bench-flower`).
+"""Measure what a round costs besides training: `python -m benchmarks.flower` (or `make bench-flower`).
 
-Deployment: three nodes on this machine with TLS and node keys, the paper's CNN (582,026 parameters), one tiny step a
-round. Two apps take turns in one deployment, ours and the same with torch imported in the ClientApp's process, as
-most apps have it. In process: the loop around the training of the default run.
+The deployment has three nodes on this machine with TLS and node keys, the paper's CNN (582,026 parameters), and one
+tiny step per round. Two apps take turns: ours, and ours with torch imported in the ClientApp's process, as in most
+apps. The benchmark also measures the loop around the training of the default run, in one process.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from alidpfl.runs import load_config
 from alidpfl.runs.prepare import prepare
 from alidpfl.store import RunDirectory
 from alidpfl.types import ClientPlan, ClientUpdate
+from alidpfl.vault.folder import SOCKET
 from benchmarks.report import listed, write_results
 from benchmarks.step import environment
 
@@ -39,7 +40,7 @@ TINY_RATE, NOISE = 0.0005, 2.0
 
 
 def deployment_rounds(folder: Path, rounds: int, turns: int) -> dict[str, list[float]]:
-    """Seconds of each round, by app."""
+    """Return the seconds of each round, by app."""
     times: dict[str, list[float]] = {OURS: [], WITH_TORCH: []}
     root = str(Path(__file__).parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
@@ -62,7 +63,7 @@ def _start(loopback: Loopback) -> None:
     loopback.start_superlink()
     loopback.register_nodes()
     for client in range(NODES):
-        loopback.wait_for_vault(client)
+        loopback.wait_until(f"serve-{client}", (loopback.vault_folder(client) / SOCKET).exists)
         loopback.start_node(client)
 
 
@@ -88,7 +89,9 @@ def _timed(loopback: Loopback, out: Path, rounds: int, *, with_torch: bool) -> l
     loopback.wait_until("run", (out / "summary.json").exists, seconds=1200)
     directory = RunDirectory.open(out)
     if any(record.dropped or record.rejected for record in directory.records()):
-        raise RuntimeError(f"not the rounds that were to be measured:\n{tail(loopback.log('run'))}")
+        raise RuntimeError(
+            f"clients were dropped or rejected, so the rounds cannot be compared:\n{tail(loopback.log('run'))}"
+        )
     return [timing.seconds for timing in directory.timings()][WARM_UP_ROUNDS:]
 
 
@@ -96,7 +99,7 @@ def _timed(loopback: Loopback, out: Path, rounds: int, *, with_torch: bool) -> l
 
 
 class _Timed:
-    """An engine whose own time is counted apart."""
+    """Measures the time of an engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self.seconds = engine, 0.0
@@ -115,7 +118,7 @@ class _Timed:
 
 
 def overhead_shares(rounds: int) -> list[float]:
-    """What the loop takes of each round of the default run, over what training takes."""
+    """Return for each round of the default run the time of the loop over the time of training."""
     config = load_config(overrides=["processes=1", "method.policy=fixed", "method.local_steps=2"])
     shares = []
     with prepare(config).federation as federation:
@@ -129,10 +132,10 @@ def overhead_shares(rounds: int) -> list[float]:
 
 
 def main() -> None:
-    """Measure, print, write the results and the section of docs/reference/benchmarks.md."""
+    """Measure, print, and write the results and the section of docs/reference/benchmarks.md."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6, help="rounds of an app in a turn")
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=6, help="rounds of each app in a turn")
+    parser.add_argument("--turns", type=int, default=2, help="turns of each app")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="alidpfl-bench-"))
     try:

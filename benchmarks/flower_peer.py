@@ -1,7 +1,7 @@
-"""The peer: Flower's simulation with Opacus clients, as their own documentation and examples put them together.
+"""The peer: Flower's simulation with Opacus clients, set up as in their documentation and examples.
 
-Three favours: the clients' data stay in memory between rounds, the layout is channels last, and (by benchmarks.round)
-Ray's workers run at normal priority.
+It gets three advantages: clients' data stay in memory between rounds, the layout is channels-last, and
+benchmarks.round runs Ray's workers at normal priority.
 """
 
 import functools
@@ -60,7 +60,7 @@ def _train(message: Message, context: Context) -> Message:
 
 
 class _TimedFedAvg(FedAvg):
-    """FedAvg that waits for a word before each round and says how long it took."""
+    """FedAvg that waits for its turn before each round, and reports how long the round took."""
 
     def __init__(self, wait_for_turn: Callable[[], None], report: Callable[[float], None]) -> None:
         clients = setting.CLIENTS
@@ -71,13 +71,13 @@ class _TimedFedAvg(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The round begins."""
+        """Begin a round."""
         self._wait_for_turn()
         self._started = time.perf_counter()
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        """The round ends."""
+        """End a round."""
         replies = list(replies)
         failed = [reply.error for reply in replies if reply.has_error()]
         if failed or len(replies) != setting.CLIENTS:
@@ -88,7 +88,7 @@ class _TimedFedAvg(FedAvg):
 
 
 def serve(num_rounds: int, wait_for_turn: Callable[[], None], report: Callable[[float], None]) -> None:
-    """Start Flower and Ray, then make rounds; `report` gets the seconds of each."""
+    """Start Flower and Ray, then make rounds, and report the seconds of each."""
     server, client = ServerApp(), ClientApp()
     client.train()(_train)
 

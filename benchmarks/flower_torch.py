@@ -1,4 +1,4 @@
-"""Our two apps as most are written: the ClientApp's module imports torch, in each of its processes."""
+"""Our two apps, with torch imported in every process of the ClientApp, as in most apps."""
 
 import torch  # noqa: F401 - this is what is measured
 

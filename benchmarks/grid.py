@@ -1,7 +1,7 @@
-"""What noise on a grid costs: `python -m benchmarks.grid` (or `make bench-grid`).
+"""Measure what noise on a grid costs: `python -m benchmarks.grid` (or `make bench-grid`).
 
-A whole step with `noise="grid"`, one record at a time, against the ordinary one on the same batch and model, in one
-thread. A turn is one step of each; ratios are medians over turns. Times are the processor's, not the clock's.
+The benchmark compares a whole step with `noise="grid"`, one record at a time, with the ordinary step on the same batch
+and model, in one thread. A turn is one step of each. Ratios are medians over turns. Times are processor times.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _CASES = (
 
 
 def steps_of(name: str, shape: tuple[int, ...], batch: int) -> tuple[int, tuple[Callable[[], object], ...]]:
-    """The number of parameters, and the two contenders: ordinary, grid."""
+    """Return the number of parameters, and the two contenders: ordinary, grid."""
     model = make_model(name, shape, _CLASSES, hidden=128, seed=0)
     inputs, targets = torch.randn(batch, *shape), torch.randint(_CLASSES, (batch,))
     settings = StepSettings(clip_norm=1.0, noise_multiplier=2.0, learning_rate=0.1, expected_batch_size=batch)
@@ -46,7 +46,7 @@ def steps_of(name: str, shape: tuple[int, ...], batch: int) -> tuple[int, tuple[
 
 
 def measured(steps: tuple[Callable[[], object], ...], turns: int) -> list[tuple[float, ...]]:
-    """Seconds of each contender in each turn; the first turn only warms up."""
+    """Return the seconds of each contender in each turn, after one turn to warm up."""
     found = []
     for _ in range(turns + 1):
         seconds = []
@@ -61,7 +61,7 @@ def measured(steps: tuple[Callable[[], object], ...], turns: int) -> list[tuple[
 def main() -> None:
     """Measure, print, and rewrite the section of docs/reference/benchmarks.md."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--turns", type=int, default=9)
+    options.add_argument("--turns", type=int, default=9, help="turns to measure")
     turns = options.parse_args().turns
     keep_heap()
     started = time.process_time()

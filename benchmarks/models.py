@@ -1,4 +1,4 @@
-"""The models that the step is measured on, and a batch for each."""
+"""The models of the step benchmark, and a batch for each."""
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ class _Residual(nn.Module):
 
 
 def resnet() -> nn.Sequential:
-    """ResNet-8 with GroupNorm for 3x32x32: 77,850 parameters."""
+    """Build ResNet-8 with GroupNorm for 3x32x32: 77,850 parameters."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1, bias=False),
         nn.GroupNorm(8, 16),
@@ -40,7 +40,7 @@ def resnet() -> nn.Sequential:
 
 
 def mlp() -> nn.Sequential:
-    """784-512-256-10."""
+    """Build a perceptron of widths 784-512-256-10."""
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
@@ -54,7 +54,7 @@ MODELS = {
 
 
 def fresh(name: str, batch_size: int | None = None) -> tuple[nn.Module, Tensor, Tensor]:
-    """A model with the same weights every time, and a batch."""
+    """Return a model with the same weights every time, and a batch."""
     builder, shape, size = MODELS[name]
     torch.manual_seed(0)
     model = builder()

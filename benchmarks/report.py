@@ -1,4 +1,4 @@
-"""Tables of the benchmarks, for the docs."""
+"""Write the tables of the benchmarks into the docs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ _COMMANDS = {"flower": "make bench-flower"}  # the other sections: `make bench`
 
 
 def markdown(headings: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     rows = [headings, tuple("---" for _ in headings), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
@@ -21,7 +21,15 @@ def write_results(
     lines: list[tuple[str, ...]],
     bars: list[tuple[str, float, str, float, bool]],
 ) -> None:
-    """Replace the section `name`: what it was measured on and how, the table, and the bars with what was reached."""
+    """Replace the generated section `name`.
+
+    Args:
+        name: the section's mark in docs/reference/benchmarks.md.
+        about: what was measured, and on which machine.
+        headings: of the table.
+        lines: of the table.
+        bars: what, figure, relation, bar, and whether it is reached.
+    """
     reached = [
         (what, f"{found:.2f}", f"{sign} {bar}", "yes" if ok else "**no**") for what, found, sign, bar, ok in bars
     ]
@@ -30,7 +38,7 @@ def write_results(
 
 
 def listed(environment: Mapping[str, object]) -> str:
-    """Names and values, in one line."""
+    """Return names and values in one line."""
     return ", ".join(f"{key} {value}" for key, value in environment.items())
 
 

@@ -1,8 +1,8 @@
-"""What a federated round costs: `python -m benchmarks.round` (or `make bench-round`).
+"""Measure what a federated round costs: `python -m benchmarks.round` (or `make bench-round`).
 
-Every contender is a process of its own with two worker processes, all alive at once; only one works at a time. A turn
-is one round of each, in an order that rotates; ratios are medians of ratios within a turn. The peer, Flower with
-Opacus, takes turns with ours and the yardstick afterwards: its idle processes would disturb the others.
+Every contender is a process with two worker processes. All are alive at once, and only one works at a time. A turn is
+one round of each, in an order that rotates. Ratios are medians of ratios within a turn. The peer, Flower with Opacus,
+is measured afterwards, in turns with ours and the yardstick, because its idle processes would disturb the others.
 """
 
 import argparse
@@ -38,7 +38,7 @@ FLOWER_ENVIRONMENT = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # 15 by default: on a machine that others use too, the peer would wait for them
+    "RAY_worker_niceness": "0",  # the default of 15 makes the peer wait for other programs
 }
 SGD_BAR, PEER_BAR = 1.25, 15.0
 WARM_UP_ROUNDS = 2
@@ -50,7 +50,7 @@ Times = dict[str, list[float]]
 
 def _wait_for_turn() -> None:
     if not sys.stdin.readline():
-        raise EOFError("no more rounds are wanted")
+        raise EOFError("the parent asks for no more rounds")
 
 
 def _report(seconds: float) -> None:
@@ -58,7 +58,7 @@ def _report(seconds: float) -> None:
 
 
 def _serve(contender: str, num_rounds: int) -> None:
-    """Make a round for every line on the standard input, and say how long it took."""
+    """Make a round for every line on standard input, and report how long it took."""
     if contender in PEERS:
         from benchmarks import flower_peer
 
@@ -77,7 +77,7 @@ def _serve(contender: str, num_rounds: int) -> None:
 
 
 class Contender:
-    """A process that makes a round when it is told to. A context manager: leaving it ends the process."""
+    """A process that makes a round on request. As a context manager it ends the process."""
 
     def __init__(self, name: str, num_rounds: int) -> None:
         from benchmarks.round_contenders import EXTRA_ENVIRONMENT
@@ -108,15 +108,15 @@ class Contender:
     ) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101, PT018
         with suppress(BrokenPipeError):
-            self._process.stdin.close()  # the end of its input is the end of its work
+            self._process.stdin.close()  # the process ends at the end of its input
         self._process.stdout.read()
         self._process.wait()
         self._directory.cleanup()
 
     def one_round(self) -> float:
-        """Seconds of one round."""
+        """Return the seconds of one round."""
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101, PT018
-        with suppress(BrokenPipeError):  # it died: what it said at last is in the log
+        with suppress(BrokenPipeError):  # it died, and its last words are in the log
             print(file=self._process.stdin, flush=True)
         for line in self._process.stdout:
             if line.startswith(MARK):
@@ -124,7 +124,7 @@ class Contender:
         raise RuntimeError(f"{self.name} ended:\n{self._log.read_text()[-3000:]}")
 
     def peak_bytes(self) -> int:
-        """Most memory of all its processes during one more round, shared pages counted once."""
+        """Return the peak memory of all its processes during one more round. Shared pages count once."""
         found, done = [0], threading.Event()
 
         def look() -> None:
@@ -140,7 +140,7 @@ class Contender:
 
 
 def _resident_bytes(root: int) -> int:
-    """Proportional set size of a process and all its descendants."""
+    """Return the proportional set size of a process and all its descendants."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -162,7 +162,7 @@ def _proportional_bytes(pid: int) -> int:
 
 
 def _take_turns(contenders: list[Contender], turns: int, progress: Progress) -> Times:
-    """Seconds of each contender in each turn, after rounds that are not counted."""
+    """Return the seconds of each contender in each turn, after rounds to warm up."""
     task = progress.add_task(", ".join(c.name for c in contenders)[:60], total=(turns + WARM_UP_ROUNDS))
     times: Times = {contender.name: [] for contender in contenders}
     for turn in range(turns + WARM_UP_ROUNDS):
@@ -176,7 +176,7 @@ def _take_turns(contenders: list[Contender], turns: int, progress: Progress) -> 
 
 
 def _run(names: list[str], turns: int, progress: Progress) -> tuple[Times, dict[str, int]]:
-    """Times of each contender, and memory from one more round."""
+    """Return the times of each contender, and its memory in one more round."""
     with ExitStack() as stack:
         rounds = turns + WARM_UP_ROUNDS + 1
         contenders = [stack.enter_context(Contender(name, rounds)) for name in names]
@@ -201,7 +201,7 @@ def _row(times: Times, memory: dict[str, int], name: str) -> dict[str, Any]:
 
 
 def measure(turns: int, peer_turns: int) -> dict[str, Any]:
-    """Run everything; about five minutes, most of them the peer's."""
+    """Run everything. It takes about five minutes, mostly for the peer."""
     from benchmarks.round_contenders import CONTENDERS, YARDSTICK
 
     with Progress(console=Console(stderr=True)) as progress:
@@ -220,7 +220,7 @@ def measure(turns: int, peer_turns: int) -> dict[str, Any]:
 
 
 def bars(result: dict[str, Any]) -> list[tuple[str, float, str, float, bool]]:
-    """The bars of the project for a round: what, figure, relation, bar, reached."""
+    """Return the bars for a round: what, figure, relation, bar, reached."""
     rows = result["contenders"]
     to_sgd, peer = rows["ours"]["ratio to SGD"], rows["Flower + Opacus"]["ratio to ours"]
     return [

@@ -1,7 +1,8 @@
-"""One federated round of each contender that runs on this package's or plain processes.
+"""Build one federated round of each contender, except the peer.
 
-Every builder returns a function that makes one round: ten clients, each three steps from the same weights, then the
-mean of their weights. Clients are spread over persistent worker processes of one thread each, which keep their heap.
+Every builder returns a function that makes one round: ten clients take three steps each from the same weights, then
+their weights are averaged. Clients are spread over persistent worker processes of one thread each, which keep their
+heap.
 """
 
 import multiprocessing
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.relu_pool import join_relu_and_pool
-from alidpfl.federation.federation import make_ledger
+from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.settings import FederationSettings
 from alidpfl.federation.tensors import flatten, keep_heap, load, trained
 from alidpfl.methods import make_method
@@ -33,14 +34,14 @@ _FOREVER = 1_000_000
 
 
 def made_up_data() -> tuple[Tensor, Tensor]:
-    """Records of all clients, of MNIST's shape: client i has rows i·6000 up to (i + 1)·6000."""
+    """Return made-up records of MNIST's shape. Client i has rows i·6000 up to (i + 1)·6000."""
     random = torch.Generator().manual_seed(0)
     inputs = torch.rand(CLIENTS * RECORDS, *SHAPE, generator=random)
     return inputs, torch.randint(10, (CLIENTS * RECORDS,), generator=random)
 
 
 def initial_model() -> nn.Sequential:
-    """The paper's CNN, with the same weights every time."""
+    """Return the paper's CNN with the same weights every time."""
     torch.manual_seed(0)
     return paper_cnn(SHAPE)
 
@@ -49,7 +50,7 @@ def initial_model() -> nn.Sequential:
 
 
 def ours(accountant: str) -> Round:
-    """A round of the simulation engine and the loop as shipped: secure noise, checks of updates, accounting."""
+    """Build a round of this package: simulation engine, secure noise, checks of updates, accounting."""
     inputs, targets = made_up_data()
     method = make_method("fedavg_dp", clip_norm=CLIP_NORM, noise_multiplier=NOISE_MULTIPLIER)
     budget = PrivacyBudget(epsilon=8.0, delta=1e-5)
@@ -70,7 +71,9 @@ def ours(accountant: str) -> Round:
     def one_round() -> None:
         record = federation.step()
         if record is None or not record.aggregated or record.local_steps != LOCAL_STEPS:
-            raise RuntimeError(f"not the round that was to be measured: {record}, stopped by {federation.stop_reason}")
+            raise RuntimeError(
+                f"expected a full round of {LOCAL_STEPS} steps: {record}, stopped by {federation.stop_reason}"
+            )
 
     return one_round
 
@@ -79,17 +82,17 @@ def ours(accountant: str) -> Round:
 
 
 def fixed_batch() -> Tensor:
-    """Which of a client's records are in the batch: always 90."""
+    """Return the rows of a batch of exactly 90 records."""
     return torch.randint(RECORDS, (BATCH_SIZE,))
 
 
 def poisson_batch() -> Tensor:
-    """Each record by its own coin: 90 on average."""
+    """Return the rows of a Poisson batch: each record by its own coin, 90 on average."""
     return (torch.rand(RECORDS) < SAMPLE_RATE).nonzero().squeeze(1)
 
 
 def plain_sgd(draw: Callable[[], Tensor], *, joined: bool = False) -> Round:
-    """A round of plain SGD, channels last: nothing is clipped, noised, checked or accounted for."""
+    """Build a round of plain SGD, channels-last, without clipping, noise, checks or accounting."""
     data, model = made_up_data(), initial_model().to(memory_format=torch.channels_last)
     weights = torch.zeros(1 + CLIENTS, sum(p.numel() for p in model.parameters())).share_memory_()
     weights[0] = flatten(trained(model))
@@ -109,7 +112,7 @@ def plain_sgd(draw: Callable[[], Tensor], *, joined: bool = False) -> Round:
 
 
 def _spread_clients(pipes: list[Connection]) -> None:
-    """Whoever is done gets the next client."""
+    """Give each client to the next worker that is free."""
     for client in range(CLIENTS):
         if client < len(pipes):
             pipe = pipes[client]
@@ -124,7 +127,7 @@ def _spread_clients(pipes: list[Connection]) -> None:
 def _train_clients(
     pipe: Connection, weights: Tensor, model: nn.Module, data: tuple[Tensor, Tensor], draw: Callable[[], Tensor]
 ) -> None:
-    """The worker process, until its parent ends."""
+    """Train clients in a worker process, until the parent ends."""
     torch.set_num_threads(1)
     torch.manual_seed(os.getpid())
     keep_heap()

@@ -1,7 +1,7 @@
-"""How fast a DP step of softmax regression is: `python -m benchmarks.softmax` (or `make bench-softmax`).
+"""Measure how fast a DP step of softmax regression is: `python -m benchmarks.softmax` (or `make bench-softmax`).
 
-The whole step: Poisson sampling, exact clipping of every sample, noise, update. One thread; every turn measures all
-contenders one after another on the same client, so that a busy machine slows all of them alike.
+A step is Poisson sampling, exact clipping of every record, noise and update, in one thread. Every turn measures all
+contenders one after another on the same client, so that a busy machine slows all of them.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _CLASSES, _RATE, _BAR = 10, 0.25, 100_000
 
 
 def contenders(records: int, features: int) -> dict[str, Callable[[], int]]:
-    """Each does one step and returns how many samples were in it."""
+    """Return functions that make one step and return the number of records in it."""
     inputs = nn.functional.normalize(torch.randn(records, features))
     targets = torch.randint(_CLASSES, (records,))
     model = nn.Linear(features, _CLASSES, bias=False)
@@ -64,7 +64,7 @@ def contenders(records: int, features: int) -> dict[str, Callable[[], int]]:
 
 
 def speeds(steps: dict[str, Callable[[], int]], turns: int) -> dict[str, list[float]]:
-    """Samples a second of every contender in every turn."""
+    """Return the records per second of every contender in every turn."""
     found: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(turns + 1):
         for name, step in steps.items():
@@ -77,11 +77,11 @@ def speeds(steps: dict[str, Callable[[], int]], turns: int) -> dict[str, list[fl
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the speeds."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--features", type=int, default=4000)
-    options.add_argument("--records", type=int, default=12_000)
-    options.add_argument("--turns", type=int, default=5)
+    options.add_argument("--features", type=int, default=4000, help="features of a record")
+    options.add_argument("--records", type=int, default=12_000, help="records of the client")
+    options.add_argument("--turns", type=int, default=5, help="turns to measure")
     chosen = options.parse_args()
     with steady_arithmetic():
         found = speeds(contenders(chosen.records, chosen.features), chosen.turns)

@@ -1,9 +1,9 @@
-"""What an exact DP-SGD step costs: `python -m benchmarks.step` (or `make bench`).
+"""Measure what an exact DP-SGD step costs: `python -m benchmarks.step` (or `make bench`).
 
-All contenders run interleaved in one process with one thread, so that a noisy machine slows all of them alike. A turn
-is four steps of each contender, the first of which is not counted; ratios are medians of ratios within a turn. Two
-settings of malloc: glibc's default gives large blocks back to the system after every step and pays for it in page
-faults; "tuned" keeps them (see docs/reference/benchmarks.md). Memory is measured apart, each contender in a process of its own.
+All contenders take turns in one process with one thread, so that a busy machine slows all of them. A turn is four steps
+of each contender, without counting the first. Ratios are medians of ratios within a turn. The benchmark uses two
+settings of malloc. glibc's default returns large blocks to the system after every step, which costs page faults.
+"tuned" keeps them (see docs/reference/benchmarks.md). Memory is measured separately, with a process for each contender.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def _time(model_name: str, turns: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(turns + 2):
         for name, step in steps.items():
-            step()  # not counted: in training a step follows one of its own kind, not one of a peer's
+            step()  # not counted: in training, a step follows another of the same contender
             start = time.perf_counter()
             for _ in range(STEPS_PER_TURN):
                 step()
@@ -64,7 +64,7 @@ def _status(field: str) -> int:
 
 
 def _peak_bytes(model_name: str, contender: str) -> int:
-    """Most resident memory during full steps, above model and batch."""
+    """Return the peak resident memory during full steps, above model and batch."""
     from benchmarks.contenders import build
     from benchmarks.models import fresh
 
@@ -114,7 +114,7 @@ def _summarise(times: dict[str, list[float]], yardstick: str) -> dict[str, dict[
 
 
 def measure(turns: int) -> dict[str, Any]:
-    """Run everything; about five minutes."""
+    """Run everything. It takes about five minutes."""
     from benchmarks.contenders import CONTENDERS, YARDSTICK
     from benchmarks.models import MODELS
 
@@ -134,7 +134,7 @@ def measure(turns: int) -> dict[str, Any]:
 
 
 def environment(*more_packages: str) -> dict[str, str]:
-    """Processor, kernels and versions: what the figures depend on."""
+    """Return what the figures depend on: processor, kernels and versions."""
     from alidpfl.dpsgd import native
 
     def installed(package: str) -> str:
@@ -155,7 +155,7 @@ def environment(*more_packages: str) -> dict[str, str]:
 
 
 def bars(result: dict[str, Any]) -> list[tuple[str, float, str, float, bool]]:
-    """The bars of the project for the paper's CNN with tuned malloc: what, figure, relation, bar, reached."""
+    """Return the bars for the paper's CNN with tuned malloc: what, figure, relation, bar, reached."""
     found = []
     for model in PAPER_CNNS:
         rows = result["models"][model]["tuned"]
@@ -207,7 +207,7 @@ def write_docs(result: dict[str, Any]) -> None:
 def main() -> None:
     """Measure, write the results, print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=12, help="how often each contender has its turn of steps")
+    parser.add_argument("--turns", type=int, default=12, help="turns to measure")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     parser.add_argument("--contender", help=argparse.SUPPRESS)

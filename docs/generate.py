@@ -6,7 +6,8 @@ A generated part of a page stands between two comments:
     ...
     <!-- end -->
 
-`python -m docs.generate` fills all of them and writes docs/reference/configuration.md.
+`python -m docs.generate` fills all of them. It also writes the pages that are generated as a whole: the settings, and
+the results (`reproduction/pages`).
 `python -m docs.generate --record` first runs the commands of the first tutorial again, which takes minutes, and stores
 what they print in docs/recorded.json.
 `python -m docs.generate --record-test LOG` stores the result lines of a log of `make test` there.
@@ -56,10 +57,11 @@ def filled(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
 def generated() -> dict[Path, str]:
     """Return what each page with generated content should contain."""
     from docs.settings_reference import reference
+    from reproduction.pages import pages as pages_of_results
 
     texts = {page: page.read_text(encoding="utf-8") for page in pages()}
     contents = {page: filled(text, BLOCKS) for page, text in texts.items() if _BLOCK.search(text)}
-    return {**contents, SETTINGS: reference()}
+    return {**contents, **pages_of_results(), SETTINGS: reference()}
 
 
 def recorded() -> dict[str, Any]:
@@ -235,7 +237,8 @@ def main(words: list[str]) -> None:
     elif words[:1] == ["--record-test"]:
         record_test(Path(words[1]))
     for page, content in generated().items():
-        if page.read_text(encoding="utf-8") != content:
+        if not page.exists() or page.read_text(encoding="utf-8") != content:
+            page.parent.mkdir(parents=True, exist_ok=True)
             page.write_text(content, encoding="utf-8")
             print(page.relative_to(ROOT))
 

@@ -1,17 +1,20 @@
 """Write docs/reference/configuration.md from the models of the settings. `make docs` calls it."""
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Iterable
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from alidpfl.config.schema import Config
-from alidpfl.config.wording import kind, limits, toml
+from alidpfl.config.wording import kind, kind_of, limits, toml
 from alidpfl.flower.config import FlowerOptions
-from alidpfl.methods import METHODS
+from alidpfl.methods import METHODS, method_options
 from alidpfl.policies import POLICIES
-from alidpfl.runs.prepare import method_options
 from alidpfl.vault.policy import PINNED, Policy
 
 _HEAD = """# Settings
@@ -36,27 +39,27 @@ request can change it. Unknown keys and wrong types are refused. Keys that may n
 begun. If one of them differs, the vault refuses to start.
 """
 
-_PACE_LIMIT = "τ is at most this times ⌈steps left / rounds left⌉, 1 or more; left out: no limit."
+_PACE_LIMIT = "τ is at most this times ⌈steps left / rounds left⌉; 1 or more. Default: no limit."
 
 _MEANINGS = {
-    "adap_dpfl.clip_factor": "α: a client's next C is this times the mean norm of its gradients, by noised ones.",
+    "adap_dpfl.clip_factor": "α: a client's next C is this times the mean norm of its noised gradients.",
     "adap_dpfl.noise_decay": "β: σ is multiplied by it when the public loss fell three times in a row; in (0, 1].",
-    "adap_dpfl.smallest_clip_norm": "C never falls below.",
-    "adap_dpfl.largest_clip_norm": "C never rises above.",
+    "adap_dpfl.smallest_clip_norm": "The smallest C.",
+    "adap_dpfl.largest_clip_norm": "The largest C.",
     "pe_dpfl.regularisation": "λ: weight of the loss under a perturbed classifier.",
     "pe_dpfl.perturbation": "s: standard deviation of the perturbation.",
-    "pe_dpfl.draws": "Perturbations a step, 1 or more.",
+    "pe_dpfl.draws": "Perturbations for each step; 1 or more.",
     "pe_dpfl.variant": "`dpsgd`: noise on every step. `output`: plain SGD, and noise on a round's whole update.",
     "ali.pace_limit": "τ is at most this times ⌈steps left / rounds left⌉; 1 or more.",
-    "corrected.bound": '"B" holds for η ≤ 1/(2L), "A" for η ≤ 1/(2μ); beyond, τ is the even pace.',
-    "corrected.strong_convexity": "μ, held to at most L; left out: L/100.",
-    "corrected.initial_distance": "‖w₀ − w*‖; left out: C/μ.",
-    "corrected.dissimilarity": "ζ; left out: min(C, √(2LΓ)).",
+    "corrected.bound": '"B" holds for η ≤ 1/(2L), "A" for η ≤ 1/(2μ). For a larger η, τ is the even pace.',
+    "corrected.strong_convexity": "μ, at most L. Default: L/100.",
+    "corrected.initial_distance": "‖w₀ − w*‖. Default: C/μ.",
+    "corrected.dissimilarity": "ζ. Default: min(C, √(2LΓ)).",
     "fixed.pace_limit": _PACE_LIMIT,
     "paper.pace_limit": _PACE_LIMIT,
     "reference.pace_limit": _PACE_LIMIT,
 }
-"""The meaning of each key of `method.options` and `method.policy_options`, by method or policy."""
+"""Meanings of keys of methods and policies. A key that is not here takes the docstring of its field."""
 
 
 def reference() -> str:
@@ -97,15 +100,18 @@ def _options(owner: str, key: str, rows: Iterable[tuple[str, str, Any, object]])
     told = f"A {owner} that is not listed has none. On the command line: `--set method.{key}.key=value`.\n"
     lines = [f"### method.{key}\n", told, _head(owner, "key", "type", "default", "meaning")]
     for name, option, annotation, default in rows:
+        meaning = _MEANINGS.get(f"{name}.{option}") or _documented(
+            (METHODS if owner == "method" else POLICIES)[name], option
+        )
         shown = "" if default is None else f"`{toml(default)}`"
-        lines.append(f"| `{name}` | `{option}` | {kind(annotation)} | {shown} | {_MEANINGS[f'{name}.{option}']} |")
+        lines.append(f"| `{name}` | `{option}` | {kind(annotation)} | {shown} | {meaning} |")
     return [*lines, ""]
 
 
 def _method_rows() -> Iterable[tuple[str, str, Any, object]]:
     return (
         (name, key, option.annotation, option.default)
-        for name in METHODS
+        for name in METHODS.shipped
         for key, option in method_options(name).items()
     )
 
@@ -113,10 +119,21 @@ def _method_rows() -> Iterable[tuple[str, str, Any, object]]:
 def _policy_rows() -> Iterable[tuple[str, str, Any, object]]:
     return (
         (name, field.name, field.type, field.default)
-        for name, policy in POLICIES.items()
-        for field in fields(policy)
-        if field.name != "local_steps"  # which is a setting of its own
+        for name in POLICIES.shipped
+        for field in fields(POLICIES[name])
+        if field.name != "local_steps"  # this one is `method.local_steps`
     )
+
+
+def _documented(owner: type, field: str) -> str:
+    """Return the docstring below a field of a class or of a class that it extends."""
+    for part in owner.__mro__[:-1]:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        for statement, following in pairwise(getattr(definition, "body", [])):
+            is_field = isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == field
+            if is_field and isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                return " ".join(str(following.value.value).split())
+    raise ValueError(f"{owner.__name__}.{field} has no docstring: write its meaning below it")
 
 
 def _head(*names: str) -> str:
@@ -124,13 +141,9 @@ def _head(*names: str) -> str:
 
 
 def _line(key: str, field: FieldInfo, *more: str) -> str:
-    """Key, type, default, `more`, meaning."""
+    """Return a row: key, type, default, `more` and meaning."""
     value = field.get_default(call_default_factory=True)
     default = "required" if field.is_required() else "" if value is None else f"`{toml(value)}`"
     within = f" {limits(field)}" if limits(field) else ""
     meaning = str(field.description).replace("|", "\\|")
-    return f"| {' | '.join([f'`{key}`', kind(field.annotation) + within, default, *more, meaning])} |"
-
-
-if __name__ == "__main__":
-    print(reference(), end="")
+    return f"| {' | '.join([f'`{key}`', kind_of(field) + within, default, *more, meaning])} |"

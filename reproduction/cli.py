@@ -1,4 +1,7 @@
-"""The commands `reproduce`, `tables` and `report`."""
+"""The commands `reproduce`, `tables` and `report`.
+
+`alidpfl.cli` imports this module, so that nothing of `alidpfl.cli` is imported at its top.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -7,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import MofNCompleteColumn
 
-from alidpfl.cli.completion import one_of, several_of
-from alidpfl.cli.progress import BAR, DESCRIPTION, moving_line
 from alidpfl.data.sources import SOURCES
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.checks import as_seconds, option
@@ -22,32 +23,43 @@ if TYPE_CHECKING:
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 
 
-def _grids() -> Sequence[str]:
+def _complete_grid(incomplete: str) -> list[str]:
+    from alidpfl.cli.completion import one_of
     from reproduction.grid import NAMES
 
-    return NAMES
+    return one_of(NAMES)(incomplete)
 
 
-def _formats() -> Iterable[str]:
+def _complete_format(incomplete: str) -> list[str]:
+    from alidpfl.cli.completion import one_of
     from reproduction.tables import FORMATS
 
-    return FORMATS
+    return one_of(FORMATS)(incomplete)
+
+
+def _complete_list(names: Iterable[str]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        from alidpfl.cli.completion import several_of
+
+        return several_of(names)(incomplete)
+
+    return complete
 
 
 _Name = Annotated[
     str,
     typer.Argument(
         help="small, medium, large, heterogeneity (Tables I to IV), tuning (the search), or a .toml file of your own.",
-        autocompletion=one_of(_grids),
+        autocompletion=_complete_grid,
     ),
 ]
 _Datasets = Annotated[
-    str, typer.Option(help="Only these data sets, such as mnist,fashion_mnist.", autocompletion=several_of(SOURCES))
+    str, typer.Option(help="Only these data sets, such as mnist,fashion_mnist.", autocompletion=_complete_list(SOURCES))
 ]
 _Methods = Annotated[str, typer.Option(help="Only these methods, such as ali_dpfl,ours:ratio.")]
 _Columns = Annotated[str, typer.Option("--cells", help="Only these columns, such as 'R_s = R_c/2'.")]
 _Accountants = Annotated[
-    str, typer.Option(help="Only these accountants, such as pld.", autocompletion=several_of(ACCOUNTANTS))
+    str, typer.Option(help="Only these accountants, such as pld.", autocompletion=_complete_list(ACCOUNTANTS))
 ]
 _Seeds = Annotated[int, typer.Option(help="Run seeds 0, 1, ... of every cell.")]
 _Store = Annotated[
@@ -110,7 +122,7 @@ def tables(  # noqa: PLR0917 - they are options
     seeds: Annotated[int | None, typer.Option(help="Only this many seeds, from 0 on.")] = None,
     store: _Store = None,
     form: Annotated[
-        str, typer.Option("--format", help="markdown, latex or csv.", autocompletion=one_of(_formats))
+        str, typer.Option("--format", help="markdown, latex or csv.", autocompletion=_complete_format)
     ] = "markdown",
 ) -> None:
     """Print our results next to the paper's: mean ± sd over seeds, n and the difference.
@@ -181,6 +193,8 @@ class _Screen:
     """Progress and time left. If the output is not a terminal, one line for each finished cell."""
 
     def __init__(self, on_finished: Callable[[], None]) -> None:
+        from alidpfl.cli.progress import BAR, DESCRIPTION, moving_line
+
         self._on_finished, self._finished = on_finished, 0
         self.progress = moving_line(BAR, MofNCompleteColumn(), DESCRIPTION)
         self._is_terminal = self.progress.console.is_terminal

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -44,7 +44,7 @@ class Column(_Part):
 
     name: _Name
     match: dict[str, str] = Field(default_factory=dict)
-    """What identifies the paper's column, see `paper.published`."""
+    """The values that identify the paper's column, see `paper.published`."""
     settings: Settings
 
 
@@ -225,7 +225,7 @@ def _text(name: str) -> str:
     return (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def _check_choice(what: str, chosen: Sequence[str], known: Sequence[str]) -> None:
+def _check_choice(what: str, chosen: Sequence[str], known: Iterable[str]) -> None:
     for name in chosen:
         named(what, name, dict.fromkeys(known))
 

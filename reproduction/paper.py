@@ -1,4 +1,4 @@
-"""What the paper prints (arXiv 2308.10457): its accounting setting, and 320 accuracies in four tables."""
+"""The paper's own figures (arXiv 2308.10457): its accounting setting, and 320 accuracies in four tables."""
 
 import json
 from collections.abc import Mapping

@@ -112,11 +112,11 @@ def _comparison(run: Sequence[Entry]) -> list[str]:
         return ["-"] * 3
     seeds = [len(entry.accuracies) for entry in run]
     several = f"{min(seeds)} to {max(seeds)}" if min(seeds) < max(seeds) else str(max(seeds))
-    beside = [entry.difference for entry in run if entry.difference is not None]
-    if not beside:
+    differences = [entry.difference for entry in run if entry.difference is not None]
+    if not differences:
         return [several, "-", "-"]
-    above = sum(difference > 0 for difference in beside)
-    return [several, f"{statistics.mean(beside):+.2f}", f"{above} of {len(beside)}"]
+    above = sum(difference > 0 for difference in differences)
+    return [several, f"{statistics.mean(differences):+.2f}", f"{above} of {len(differences)}"]
 
 
 def _short(table: Table) -> str:

@@ -1,4 +1,4 @@
-"""Run the cells of a grid that have no result. Each runs in a process and a directory of its own, and can be resumed."""
+"""Run the cells of a grid that have no result, each in its own process and directory. They can be resumed."""
 
 import json
 import os

@@ -18,8 +18,7 @@ from tempfile import mkdtemp
 from torch import Tensor
 
 from alidpfl.errors import AliDpflError, ConfigError
-from alidpfl.federation.federation import EngineWrapper
-from alidpfl.federation.settings import Engine
+from alidpfl.federation.settings import Engine, EngineWrapper
 from alidpfl.runs import Config
 from alidpfl.store.checkpoint import decode_checkpoint, encode_checkpoint
 from alidpfl.store.lock import exclusive_lock

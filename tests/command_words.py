@@ -11,14 +11,13 @@ import sys
 import tomllib
 from pathlib import Path
 
-from reproduction.grid import NAMES as GRIDS
-from reproduction.tables import FORMATS
-
 from alidpfl.cli import commands as all_commands
-from alidpfl.data import NAMES as DATASETS
 from alidpfl.data import SOURCES
 from alidpfl.errors import ConfigError
+from alidpfl.registry import DATASETS
 from alidpfl.runs import Config, load_config
+from reproduction.grid import NAMES as GRIDS
+from reproduction.tables import FORMATS
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = {path: {name for one in command.params for name in one.opts} for path, command in all_commands()}
@@ -166,7 +165,11 @@ def _options(program: str, *subcommands: str) -> frozenset[str]:
 
 def _module(name: str) -> bool:
     in_root = ROOT / (name.replace(".", "/") + ".py")
-    return in_root.exists() or (name.partition(".")[0] in ("venv", "alidpfl") and bool(importlib.util.find_spec(name)))
+    return (
+        in_root.exists()
+        or (ROOT / name.replace(".", "/") / "__main__.py").exists()
+        or (name.partition(".")[0] in ("venv", "alidpfl") and bool(importlib.util.find_spec(name)))
+    )
 
 
 def _in_root(name: str) -> bool:

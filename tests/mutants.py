@@ -27,14 +27,13 @@ from tests.mutation import (  # noqa: E402
     keep_killer,
     killers,
 )
-from tests.reproduction.mutants import REPRODUCTION_MUTANTS  # noqa: E402
 from tests.runs.mutants import RUN_MUTANTS  # noqa: E402
 from tests.vault.mutants import VAULT_MUTANTS  # noqa: E402
 
 STEP, CLIPPING, RANDOM = "tests/dpsgd/test_step.py", "tests/dpsgd/test_clipping.py", "tests/dpsgd/test_randomness.py"
 MODELS, NATIVE = "tests/dpsgd/test_model_check.py", "src/alidpfl/dpsgd/_native_kernels.h"
 CLIENT, LOOP, SERVER = (f"tests/federation/test_{name}.py" for name in ("client", "loop", "server"))
-LEDGER, CURVATURE = "tests/privacy/test_ledger.py", "tests/federation/test_curvature.py"
+LEDGER, CURVATURE = "tests/privacy/test_client_ledger.py", "tests/federation/test_curvature.py"
 REPLAY = "tests/replay/test_training.py"
 GOLDEN, ACCOUNTANTS = "tests/privacy/test_accounting_golden.py", "tests/privacy/test_accountants.py"
 
@@ -49,22 +48,24 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the norms of sequences round by their place",
         "src/alidpfl/dpsgd/layers.py",
-        "gram = even_gram(grads) * products",
+        "gram = padded_gram(grads) * products",
         "gram = torch.bmm(grads, grads.mT) * products",
-        "tests/dpsgd/test_filling.py",
+        "tests/dpsgd/test_padding.py",
     ),
     Mutant(
         "accounts kept at another δ are taken over",
         "src/alidpfl/privacy/client_ledger.py",
         """            "delta": self._budget.delta,
+            "accountant": self._accountant,
 """,
-        "",
+        """            "accountant": self._accountant,
+""",
         LEDGER,
     ),
     Mutant(
         "accounts with other releases before the first step are taken over",
         "src/alidpfl/privacy/client_ledger.py",
-        """            "rdp_of_releases": fresh.rdp_spent,
+        """            "rdp_of_releases": self._fresh.rdp_spent,
 """,
         "",
         LEDGER,
@@ -72,8 +73,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "not all terms of accounts are compared",
         "src/alidpfl/privacy/client_ledger.py",
-        'for key, new in terms.items() if values["terms"].get(key) != new}',
-        'for key, new in terms.items() if values["terms"].get(key) != new and key != "delta"}',
+        "for key, new in terms.items() if saved.get(key) != new}",
+        'for key, new in terms.items() if saved.get(key) != new and key != "delta"}',
         LEDGER,
     ),
     Mutant(
@@ -88,48 +89,48 @@ MUTANTS: tuple[Mutant, ...] = (
         "src/alidpfl/dpsgd/padding.py",
         "if width % _EVEN else tensor",
         "if False else tensor",
-        "tests/dpsgd/test_filling.py",
+        "tests/dpsgd/test_padding.py",
     ),
     Mutant(
         "frozen layers round by a sample's place",
         "src/alidpfl/dpsgd/padding.py",
         "if isinstance(module, nn.Linear)]",
         "if isinstance(module, nn.Linear) and module.weight.requires_grad]",
-        "tests/dpsgd/test_filling.py",
+        "tests/dpsgd/test_padding.py",
     ),
     Mutant(
         "a sequence's gradient rounds by its place",
         "src/alidpfl/dpsgd/layers.py",
-        "stored(even_products_of(grad_output.mT, inputs))",
+        "stored(padded_bmm(grad_output.mT, inputs))",
         "stored(torch.bmm(grad_output.mT, inputs))",
-        "tests/dpsgd/test_filling.py",
+        "tests/dpsgd/test_padding.py",
     ),
     Mutant(
         "a convolution's gradient rounds by its place",
         "src/alidpfl/dpsgd/conv.py",
-        "values[part].flatten(0, 1).copy_(even_products_of(copied, grads[part].flatten(0, 1)))",
+        "values[part].flatten(0, 1).copy_(padded_bmm(copied, grads[part].flatten(0, 1)))",
         "torch.bmm(copied, grads[part].flatten(0, 1), out=values[part].flatten(0, 1))",
-        "tests/dpsgd/test_filling.py",
+        "tests/dpsgd/test_padding.py",
     ),
     Mutant(
         "a convolution's gradient by kernel rows rounds by its place",
         "src/alidpfl/dpsgd/conv.py",
-        "gradients.copy_(even_products_of(grads, windows[:, first : first + grads.shape[2]]))",
+        "gradients.copy_(padded_bmm(grads, windows[:, first : first + grads.shape[2]]))",
         "torch.bmm(grads, windows[:, first : first + grads.shape[2]], out=gradients)",
-        "tests/dpsgd/test_filling.py",
+        "tests/dpsgd/test_padding.py",
     ),
     Mutant(
-        "small pieces of a batch are not filled up",
+        "small pieces of a batch are not padded",
         "src/alidpfl/dpsgd/clipping.py",
-        "size = filled_size(used)",
-        "size = max(used, min(filled_size(used), self._microbatch_size))",
-        "tests/dpsgd/test_filling.py",
+        "size = padded_size(used)",
+        "size = max(used, min(padded_size(used), self._microbatch_size))",
+        "tests/dpsgd/test_padding.py",
     ),
     Mutant(
         "squares of tiny gradients underflow",
         "src/alidpfl/dpsgd/layers.py",
-        "squared = squared_rows(grad_output.double())",
-        "squared = squared_rows(grad_output)",
+        "squared = squared_norms(grad_output.double())",
+        "squared = squared_norms(grad_output)",
         CLIPPING,
     ),
     Mutant(
@@ -149,8 +150,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a charge books nothing",
         "src/alidpfl/privacy/client_ledger.py",
-        'plan at most affordable_steps"\n            )\n        self._steps[client] += steps\n',
-        'plan at most affordable_steps"\n            )\n',
+        "        self._spend(client, steps, noise_multiplier)\n        self._steps[client] += steps\n",
+        "        self._spend(client, steps, noise_multiplier)\n",
         REPLAY,
     ),
     Mutant(
@@ -250,7 +251,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "time tells which record met denormals",
         "src/alidpfl/federation/tensors.py",
-        "    torch.set_flush_denormal(True)  # of this thread only\n",
+        "    torch.set_flush_denormal(True)  # for this thread only\n",
         "",
         CLIENT,
     ),
@@ -467,8 +468,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what was already spent is forgotten",
         "src/alidpfl/privacy/accounting.py",
-        "return merged([*spent, *_repeated(step, steps)])",
-        "return merged([*_repeated(step, steps)])",
+        "function(merged([*spent, replace(step, steps=steps)]), budget.delta)",
+        "function(merged([replace(step, steps=steps)]), budget.delta)",
         ACCOUNTANTS,
     ),
     Mutant(
@@ -476,19 +477,19 @@ MUTANTS: tuple[Mutant, ...] = (
         "src/alidpfl/privacy/accountants.py",
         "pessimistic_estimate=True",
         "pessimistic_estimate=False",
-        f"{GOLDEN} {ACCOUNTANTS} tests/privacy/test_privacy_numerics.py",
+        f"{GOLDEN} {ACCOUNTANTS} tests/privacy/test_numerics.py",
     ),
     Mutant(
         "the filter lets one charge too many pass",
         "src/alidpfl/privacy/filter.py",
         "if not self._epsilon(rdp_spent) <= self.budget.epsilon:",
         "if not self._epsilon(self.rdp_spent) <= self.budget.epsilon:",
-        "tests/privacy/test_rdp_filter.py",
+        "tests/privacy/test_filter.py",
     ),
     Mutant(
         "clients charged after they answered",
         "src/alidpfl/federation/loop.py",
-        "        self._charge(plans)  # before dispatch: what is asked for counts as spent, whatever comes back\n"
+        "        self._charge(plans)  # before dispatch: a requested round counts as spent, whatever comes back\n"
         "        updates = self._dispatch(plans)\n",
         "        updates = self._dispatch(plans)\n        self._charge(plans)\n",
         LOOP,
@@ -665,7 +666,6 @@ MUTANTS += tuple(
         *GRID_MUTANTS,
         *AUDIT_MUTANTS,
         *FAULT_MUTANTS,
-        *REPRODUCTION_MUTANTS,
         *RUN_MUTANTS,
     )
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 _KILLERS = "reproduction/results/killers.json"
 _COPIED = (
-    *("src", "tests", "docs", "benchmarks", "experiments"),
+    *("src", "tests", "docs", "benchmarks", "reproduction"),
     *("setup.py", "pyproject.toml", "README.md", "LICENSE"),
 )
 

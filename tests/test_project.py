@@ -99,7 +99,7 @@ def test_every_known_bug_is_a_mutant():
     assert len(names) == len(mutants.MUTANTS)
     assert len(mutants.KNOWN_BUGS) == 11
     assert {name for chosen in mutants.KNOWN_BUGS.values() for name in chosen} <= names
-    page = " ".join((ROOT / "docs" / "privacy.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "explanation" / "privacy.md").read_text().split())
     assert all(bug in page for bug in mutants.KNOWN_BUGS)
     for folder in ("privacy/", "dpsgd/", "federation/loop.py", "ledger.py"):
         assert len(mutation.chosen(mutants.MUTANTS, folder, None)) >= 3, folder

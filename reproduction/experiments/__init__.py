@@ -1,1 +1,1 @@
-"""Programs that made the committed results outside the grids, and the learned filters. Run them from the clone's root."""
+"""Programs that made the learned filters and the results outside the grids. Run them from the clone's root."""

@@ -1,4 +1,4 @@
-"""Run the recipes in every cell of Tables I to III: `python -m reproduction.experiments.best [TABLE ...] [DATASET ...]`.
+"""Run the recipes in all cells of Tables I to III: `python -m reproduction.experiments.best [TABLE ...] [DATASET ...]`.
 
 A cell is the recipe of its data set with the cell's ε and R_s; the noise multiplier follows from them. η is scaled with
 sqrt(ε) / steps, because both noise and signal add up over the steps. Nothing else changes. Results are appended to
@@ -9,6 +9,8 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from alidpfl.runs import Config, load_config
 from reproduction.experiments import stored
@@ -45,9 +47,12 @@ def recipe(dataset: str, changes: Sequence[str] = ()) -> Config:
     return load_config(FOLDER.parent / f"recipes/best-{dataset.replace('_', '-')}.toml", changes)
 
 
-def recipes() -> dict[str, object]:
-    """Return all recipes as they are, to be stored with their results."""
-    return {name: recipe(name).to_dict() for name in DATASETS}
+def recipes() -> dict[str, dict[str, Any]]:
+    """Return all recipes, to be stored with their results. Filter files are named without their folder."""
+    found = {name: recipe(name).to_dict() for name in DATASETS}
+    for settings in found.values():
+        settings["model"]["learned"] = [Path(text).name for text in settings["model"]["learned"]]
+    return found
 
 
 def _result(table: str, ratio: str, dataset: str, seed: int) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
     python -m reproduction.experiments.compare_policies reproduction/experiments/policies/synthetic.toml out.jsonl
 
-The first file is a configuration with one more table, [compare]: `seeds`, and `arms`, a table of settings for each policy.
+The first file is a configuration with one more table, [compare]. It has `seeds`, and `arms`: settings for each policy.
 Results are appended to the second file, and runs that have a result are skipped.
 """
 
@@ -16,7 +16,7 @@ from reproduction.results import json_lines
 
 
 def main(compare_file: str, results_file: str) -> None:
-    """Run every (seed, policy) that has no result. Seeds are outermost, so that a stopped comparison is still paired."""
+    """Run every (seed, policy) that has no result, seed by seed, so that a stopped comparison is still paired."""
     settings = tomllib.loads(Path(compare_file).read_text())
     compare = settings.pop("compare")
     results = Path(results_file)

@@ -98,8 +98,8 @@ class Quadratics:
 class Kinked:
     """Clients with a kink: F_i(w) is the sum over coordinates of ½ L x² above 0 and ½ μ x² below.
 
-    Every client has one sample, the same for all. Gradients of quadratics are linear, so that noise with mean zero does not
-    move the mean of local models. Here it does.
+    Every client has one sample, the same for all. Gradients of quadratics are linear, so that noise with mean zero does
+    not move the mean of local models. Here it does.
     """
 
     clients: int
@@ -225,7 +225,7 @@ def described(clients: Clients, training: Training, *, rounds: float, dissimilar
 
 
 def random_case(random: np.random.Generator) -> tuple[Quadratics, Training]:
-    """Draw clients of different sizes, Hessians and minimisers; C is 1.5 to 3 times the longest gradient at the start."""
+    """Draw clients of different sizes, Hessians and minimisers. C is 1.5 to 3 times the longest first gradient."""
     count, dimensions, most = int(random.integers(2, 6)), int(random.integers(1, 5)), 16
     sizes = random.integers(8, most + 1, count)
     convexity = 10 ** random.uniform(-1.5, 0)

@@ -1,8 +1,8 @@
 """Draw ten kinds of garments from the meaning of their names. No photograph is used.
 
-Shirts have sleeves and collars, trousers have two legs, boots have a shaft. This is public knowledge and costs no privacy.
-Pictures are 28 x 28, bright on black, in the order of Fashion-MNIST's classes; shoes point to the left. Lengths are shares of
-half the picture, measured from the middle: x to the right, y down.
+Shirts have sleeves and collars, trousers have two legs, boots have a shaft. This is public knowledge and costs no
+privacy. Pictures are 28 x 28, bright on black, in the order of Fashion-MNIST's classes. Shoes point to the left.
+Lengths are shares of half the picture, measured from the middle: x to the right, y down.
 """
 
 import math

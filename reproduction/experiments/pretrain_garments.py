@@ -1,8 +1,8 @@
 """Learn filters from drawn garments: `python -m reproduction.experiments.pretrain_garments [STEPS] [OUT]`.
 
-The network learns to classify the ten kinds when they are turned, bent, lit differently and partly covered. It takes half an
-hour on one core. The result is reproduction/filters/garments.safetensors: convolutions in half precision, with the batch
-statistics folded in. No data set is read.
+The network learns to classify the ten kinds when they are turned, bent, lit differently and partly covered. It takes
+half an hour on one core. The result is reproduction/filters/garments.safetensors: convolutions in half precision, with
+the batch statistics folded in. No data set is read.
 """
 
 import sys

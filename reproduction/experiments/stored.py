@@ -1,4 +1,4 @@
-"""What the experiments share: settings in the form of `--set`, and runs that leave one line in a file."""
+"""Helpers of the experiments: settings in the form of `--set`, and runs that leave one line in a file."""
 
 import json
 import tempfile

@@ -2,9 +2,9 @@
 
     python -m reproduction.experiments.tune reproduction/experiments/tuning/mnist.toml out.jsonl
 
-The search file is a configuration with one more table, [search]. Its keys are settings, and its values are lists of values
-to try in all combinations. [[search.also]] tables add further grids, or single points. Results are appended to the second
-file, and combinations that have a result are skipped, so that the search can be stopped at any time.
+The search file is a configuration with one more table, [search]. Its keys are settings, and its values are lists of
+values to try in all combinations. [[search.also]] tables add further grids, or single points. Results are appended to
+the second file, and combinations that have a result are skipped, so that the search can be stopped at any time.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from reproduction.results import json_lines
 
 
 def combinations(search: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the points of the grid, then those of [[search.also]]. A value that is not a list is the only one to try."""
+    """Yield the points of the grid, then those of [[search.also]]. A value that is not a list is a list of one."""
     also = search.pop("also", [])
     for grid in [search, *also] if search else also:
         lists = [value if isinstance(value, list) else [value] for value in grid.values()]

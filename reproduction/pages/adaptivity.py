@@ -133,12 +133,12 @@ def compared(grids: Sequence[Grid], known: Mapping[str, Result]) -> tuple[list[l
     return rows, {pair: tally for pair, tally in tallies.items() if tally.found}
 
 
-def control(table: Grid, beside: Grid, known: Mapping[str, Result]) -> tuple[list[list[str]], Tallies]:
-    """Compare `ali` with its control `early` in the cells of `table` that `beside` has run."""
+def control(table: Grid, controls: Grid, known: Mapping[str, Result]) -> tuple[list[list[str]], Tallies]:
+    """Compare `ali` with its control `early` in the cells of `table` that the grid `controls` has run."""
     rows: list[list[str]] = []
     tallies: Tallies = {}
     methods = _by_place(table, known)
-    for (_, *place), runs in _by_place(beside, known).items():
+    for (_, *place), runs in _by_place(controls, known).items():
         early, ours = runs[_EARLY_ROW], methods.get((table.name, *place), {})
         if {"ours:ali", _RATIO_ROW} <= ours.keys():
             pairs = {

@@ -1,4 +1,4 @@
-"""What decided the τ of `ali` in each round: one of its two limits, or Lemma 2 itself?"""
+"""Count what decided the τ of `ali` in each round: one of its two limits, or Lemma 2 itself."""
 
 import functools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Where our runs and the paper's figures differ, and what we tried."""
+"""Differences between our runs and the paper's figures, and the attempts to explain them."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

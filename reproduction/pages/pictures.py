@@ -1,7 +1,7 @@
 """Draw the pictures of README and docs, from the results and from the program itself.
 
-The pictures have no background, and other colours on a dark page: the SVG uses `prefers-color-scheme`. The type is large
-enough for a telephone, where a picture is 360 pixels wide.
+The pictures have no background, and other colours on a dark page: the SVG uses `prefers-color-scheme`. The type is
+large enough for a telephone, where a picture is 360 pixels wide.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ OUT = Path(__file__).parents[2] / "docs" / "pictures"
 LINES = {"small": "-", "large": "--"}
 INK, BLUE, ORANGE, GREY, RED = "#24292f", "#1f5fa8", "#c0620c", "#6f6f6f", "#b04a5a"
 ON_DARK = {INK: "#e2e4e9", BLUE: "#6cb2f7", ORANGE: "#f2a04e", GREY: "#a8a8a8", RED: "#ee8b9b"}
-LOOK = {
+LOOK: dict[Any, Any] = {
     "font.size": 13,
     "lines.linewidth": 2,
     **dict.fromkeys(["text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"], INK),
@@ -129,8 +129,9 @@ def adaptivity(sources: Sources) -> "Figure":
     ]
     panel.axvline(0.0, color=INK, linewidth=1)
     for place, (_, tally, colour) in enumerate(rows):
+        mean = tally.all.mean or 0.0
         panel.plot(tally.differences, _spread(len(tally.differences), place), "o", markersize=4, color=colour)
-        panel.plot([tally.all.mean] * 2, [place - 0.34, place + 0.34], color=colour, linewidth=3)
+        panel.plot([mean, mean], [place - 0.34, place + 0.34], color=colour, linewidth=3)
     panel.set_yticks(range(len(rows)), [f"{words}\n{len(tally.differences)} pairs" for words, tally, _ in rows])
     panel.set_ylim(len(rows) - 0.5, -0.5)
     panel.set_xlabel("difference in test accuracy, points")

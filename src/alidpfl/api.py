@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from alidpfl.data.own import Client, from_clients, labelled
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.federation.federation import Federation, make_ledger
+from alidpfl.federation.loop import Federation
+from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
 from alidpfl.federation.tensors import num_params, trained

@@ -155,4 +155,4 @@ DATASETS = Registry(
         "npz": "alidpfl.data.own:load_npz",
     },
 )
-"""Data sets: functions from (data_dir, seed, cache_dir, pixel_range, on_progress, options) to a `Dataset`."""
+"""Data sets: functions that return a `Dataset`; `alidpfl.data.load` says which keyword parameters they may take."""

@@ -1,4 +1,4 @@
-"""Bugs of the audit's own statistics, and bugs of the engine that the audit alone must find; see `tests/mutants.py`."""
+"""Bugs of the audit's own statistics, and bugs of the engine that the audit must find; see `tests/mutants.py`."""
 
 BOUNDS_TESTS = "tests/audit/test_bounds.py"
 STEP_TESTS, RUN_TESTS = "tests/audit/test_one_step.py", "tests/audit/test_one_run.py"

@@ -1,4 +1,4 @@
-"""A claim small enough to audit in a second, and engines that break it. Only tests break engines: by monkeypatching."""
+"""A claim small enough to audit in a second, and broken engines. Tests break engines by monkeypatching."""
 
 import torch
 
@@ -16,13 +16,13 @@ REAL_ADD_NOISE, REAL_MICROBATCH = step.add_noise, PerSampleClipper._microbatch
 
 
 def softmax_regression(features: int = 8) -> torch.nn.Module:
-    """Takes the closed form."""
+    """Build a model that is clipped in closed form."""
     torch.manual_seed(0)
     return torch.nn.Linear(features, 3, bias=False)
 
 
 def network(features: int = 8) -> torch.nn.Module:
-    """Takes the per-sample clipper."""
+    """Build a model that needs the per-sample clipper."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(features, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
 
@@ -104,7 +104,7 @@ def nothing_clipped(monkeypatch) -> None:
 
 
 def clipped_per_layer(monkeypatch) -> None:
-    """Every tensor of a sample's gradient to norm C, instead of all of them together."""
+    """Clip every tensor of a record's gradient to C, instead of the whole gradient."""
 
     def microbatch(self, inputs, targets, clip_norm):
         sums = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.parameters.items()}

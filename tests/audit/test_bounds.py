@@ -1,4 +1,4 @@
-"""The audit's statistics: the bounds hold as often as they say, and are not looser than they need be."""
+"""The audit's statistics: the bounds hold with their confidence, and are not too loose."""
 
 import math
 
@@ -38,7 +38,7 @@ def test_the_bound_on_mu_holds_as_often_as_it_says_and_is_near(parameter):
 
 
 def test_a_plain_frequency_would_refute_the_truth_half_the_time():
-    """What the confidence is for: two Gaussians exactly 1 apart, claimed to be 1 apart."""
+    """The confidence is needed: here two Gaussians are exactly 1 apart, as claimed."""
     random, draws = np.random.default_rng(2), 1000
     errors = random.binomial(draws, norm.sf(0.5), size=(500, 2))
     plain = norm.isf(errors / draws).sum(axis=1)
@@ -91,7 +91,7 @@ def test_the_p_value_is_that_of_the_theorem(r, v, delta):
 
 
 def test_the_bound_on_epsilon_holds_for_randomised_response():
-    """The mechanism that makes the theorem tight at δ = 0: every coin is told right with probability e^ε/(1 + e^ε)."""
+    """It makes the theorem tight at δ = 0: every coin is guessed right with probability e^ε/(1 + e^ε)."""
     epsilon, random = 1.0, np.random.default_rng(4)
     correct = random.binomial(200, 1 / (1 + math.exp(-epsilon)), size=300)
     bounds = [

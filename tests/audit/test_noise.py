@@ -1,4 +1,4 @@
-"""The noise, coordinate by coordinate: honest noise passes, what one line does not show is found."""
+"""The noise, weight by weight: correct noise passes, and gaps off the line of the canary are found."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ SIZE, DRAWS = 300, 400
 
 
 def measured(noise, *, draws=DRAWS, params=None, mean=0.0, scale=1.0, **how):
-    """Of releases `noise(random)` (SIZE,)."""
+    """Measure releases `noise(random)` (SIZE,)."""
     params = torch.zeros(SIZE) if params is None else params
     meter = NoiseMeter(params, scale, **how)
     random = torch.Generator().manual_seed(0)
@@ -39,7 +39,7 @@ def test_honest_noise_passes_whatever_lies_under_it():
 
 
 def test_honest_noise_is_refuted_as_seldom_as_is_said():
-    """At a confidence of 0.5 one in two may be; fewer are, since two of the three bounds are not tight."""
+    """At confidence 0.5, half of them may be. Fewer are, because two of the three bounds are not tight."""
     refuted = 0
     for seed in range(200):
         random = torch.Generator().manual_seed(seed)
@@ -60,7 +60,7 @@ def test_a_single_weight_with_too_little_noise_is_found(ratio, place):
 
     found = measured(noise)
     assert found.where == place
-    assert found.problem == f"weight {place} has {found.least:.3g} of the noise that is claimed"
+    assert f"weight {place} " in found.problem
 
 
 def test_the_same_noise_in_two_tensors_is_found():
@@ -78,14 +78,16 @@ def test_the_noise_of_the_release_before_is_found():
     kept = []
 
     def noise(random):
-        """Every second release has the last one's."""
+        """Repeat the noise in every second release."""
         if len(kept) % 2 == 0:
             kept.append(honest(random))
         else:
             kept.append(kept[-1])
         return kept[-1]
 
-    assert "the one before" in measured(noise).problem
+    found = measured(noise)
+    assert found.repeated > 1
+    assert found.problem is not None
 
 
 def test_weights_too_coarse_to_be_read_are_said_to_be():
@@ -109,7 +111,7 @@ def test_a_model_of_one_weight():
 
 
 def test_a_sum_of_products_exceeds_its_bound_as_seldom_as_is_said():
-    """Of 50 products, a chain: each number is in two."""
+    """The sum has 50 products, and each number is in two of them."""
     assert largest_sum(100, 2 * math.exp(-3)) == pytest.approx(6 + math.sqrt(36 + 600))  # both signs share the error
     numbers = torch.randn(20_000, 51, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     sums = (numbers[:, 1:] * numbers[:, :-1]).sum(1).abs()
@@ -118,7 +120,7 @@ def test_a_sum_of_products_exceeds_its_bound_as_seldom_as_is_said():
 
 
 def test_what_lies_under_the_noise_need_not_be_known_exactly():
-    """An offset looks like noise that comes again: it must not refute, nor hide a weight that has none."""
+    """An offset looks like repeated noise. It must neither refute nor hide a weight without noise."""
 
     def noise(random):
         return honest(random) + 1
@@ -133,7 +135,7 @@ def test_what_lies_under_the_noise_need_not_be_known_exactly():
         found[5] = 1.0
         return found
 
-    assert measured(but_one, is_exact=False).problem == "weight 5 has 0 of the noise that is claimed"
+    assert "weight 5 " in measured(but_one, is_exact=False).problem
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
@@ -143,7 +145,9 @@ def test_releases_that_are_no_numbers_do_not_blind_it(number):
         found[0] = number
         return found
 
-    assert measured(noise).problem == f"{DRAWS} releases hold numbers that are not finite"
+    found = measured(noise)
+    assert found.not_finite == DRAWS
+    assert str(DRAWS) in found.problem
 
 
 def test_noise_that_cannot_be_read_anywhere_is_said_to_be():
@@ -169,14 +173,14 @@ def without_one_weight(before, noised):
 
 
 def alike(before, noised):
-    """As many numbers of the first tensor's noise as the last weight has."""
+    """Use the noise of the first tensor again for the last weight."""
     size = before["2.weight"].numel()
     noise = (noised["0.weight"] - before["0.weight"]).flatten()[:size]
     noised["2.weight"] = (before["2.weight"] + noise.view_as(before["2.weight"])).float()
 
 
 def test_noise_that_is_used_twice_is_found(monkeypatch):
-    """Drawn for one step, and taken again for the next."""
+    """The noise of one step is used again for the next."""
     kept = []
 
     def add_noise(gradients, scale, random):
@@ -190,7 +194,8 @@ def test_noise_that_is_used_twice_is_found(monkeypatch):
 
     monkeypatch.setattr(step, "add_noise", add_noise)
     found = audit_step(subject(network()), draws=300, seed=1)
-    assert found.noise.problem == "a release has the noise of the one before, or some of it"
+    assert found.noise.repeated > 1
+    assert found.noise.problem is not None
     assert found.is_refuted
 
 
@@ -201,8 +206,8 @@ RANDOM_LOSSES = {
 
 
 @pytest.mark.parametrize("name", RANDOM_LOSSES)
-def test_an_honest_update_whose_loss_is_random_is_not_refuted(name):
-    """What lies under its noise is known on average only."""
+def test_a_correct_update_with_a_random_loss_is_not_refuted(name):
+    """Its un-noised update is known on average only."""
     audited = subject(sigma=0.3, epsilon=50.0, method="pe_dpfl", variant="output", **RANDOM_LOSSES[name])
     assert not make_arms(audited, stream(1)).is_exact
     assert audit_step(audited, draws=2000, seed=1).noise.problem is None

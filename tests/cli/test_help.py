@@ -178,3 +178,13 @@ def test_bash_completes_a_value(tmp_path):
     assert "offered: privacy.epsilon=" in done.stdout, done
     assert "alidpfl.cli.completion" in done.stderr  # what was imported
     assert not re.search(r"\| +(torch|numpy|scipy)$", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["data", "list"], ["run", "--set", "privacy.epsilom=2"]], ids=" ".join
+)
+def test_help_lists_and_errors_do_not_wait_for_torch(arguments, tmp_path):
+    command = [sys.executable, "-X", "importtime", "-m", "alidpfl", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "alidpfl.cli" in done.stderr  # what was imported
+    assert not re.search(r"\| +(torch|scipy)$", done.stderr, re.MULTILINE)

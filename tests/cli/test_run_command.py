@@ -9,7 +9,7 @@ import pytest
 from rich.progress import Progress
 
 from alidpfl import RunDirectory
-from alidpfl.federation.loop import RoundLoop
+from alidpfl.federation.loop import Federation
 from alidpfl.privacy import SampledGaussian, epsilon
 
 from .command import alidpfl, run_arguments
@@ -68,7 +68,7 @@ def test_the_bar_moves_within_a_round_too(tmp_path, bar):
 
 
 def test_the_bar_of_a_resumed_run_goes_on_where_it_was(tmp_path, bar, monkeypatch):
-    dispatch = RoundLoop._dispatch
+    dispatch = Federation._dispatch
 
     def stopped_in_the_second_round(self, *arguments):
         if bar and bar[-1] == 1:
@@ -76,7 +76,7 @@ def test_the_bar_of_a_resumed_run_goes_on_where_it_was(tmp_path, bar, monkeypatc
         return dispatch(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RoundLoop, "_dispatch", stopped_in_the_second_round)
+        patch.setattr(Federation, "_dispatch", stopped_in_the_second_round)
         assert alidpfl(*run_arguments(tmp_path / "run", federation__max_rounds=2)).exit_code == 130
     bar.clear()
     assert alidpfl("run", "--resume", tmp_path / "run").exit_code == 0
@@ -144,7 +144,7 @@ def test_rounds_of_very_many_steps_are_warned_of_before_the_first(tmp_path, monk
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RoundLoop, "_dispatch", stopped)
+    monkeypatch.setattr(Federation, "_dispatch", stopped)
     much = {"privacy__noise_multiplier": 50.0, "federation__max_rounds": 2}
     result = alidpfl(*run_arguments(tmp_path / "run", **much))
     assert result.exit_code == 130
@@ -241,7 +241,7 @@ def test_a_run_goes_on_from_another_folder(tmp_path, monkeypatch):
 
     own = {"data__name": "npz", "data__data_dir": "silos", "data__num_classes": 2, "data__clients": 2}
     with monkeypatch.context() as patch:
-        patch.setattr(RoundLoop, "_dispatch", stopped)
+        patch.setattr(Federation, "_dispatch", stopped)
         assert alidpfl(*run_arguments(tmp_path / "run", **own)).exit_code == 130
     monkeypatch.chdir(tmp_path / "elsewhere")
     result = alidpfl("run", "--resume", tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A real HTTP server on this machine, which serves files with Range and can misbehave as asked."""
+"""An HTTP server on this machine that serves files with Range and can misbehave."""
 
 import threading
 from collections.abc import Iterator

@@ -1,9 +1,8 @@
-"""Downloads from a real server: whole, resumed, cut, wrong, and by two at once."""
+"""Downloads from a server on this machine: whole, broken off, wrong, and by several processes at once."""
 
 import gzip
 import hashlib
 import io
-import os
 import random
 import socket
 import tarfile
@@ -11,8 +10,8 @@ import threading
 
 import pytest
 
-from alidpfl.data import SOURCES, download, get, transfer
-from alidpfl.data.sources import Archive, KnownFile, Source
+from alidpfl.data import SOURCES, download, get
+from alidpfl.data.sources import KnownFile, Source
 from alidpfl.errors import ConfigError, DataError
 
 from .server import Site, serving
@@ -22,7 +21,7 @@ CONTENT = {name: random.Random(name).randbytes(300_000) for name in ("images", "
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(transfer, "_PAUSE", 0.0)
+    monkeypatch.setattr(download, "_PAUSE", 0.0)
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -89,24 +88,21 @@ def test_a_cut_connection_is_resumed_where_it_broke(site, tmp_path):
     ]
 
 
-def test_a_download_that_failed_goes_on_in_the_next_run(site, tmp_path):
+def test_a_download_that_failed_leaves_nothing(site, tmp_path):
     site.cut_after = [1000, 10, 10, 10]
-    with pytest.raises(DataError, match=r"could not reach .*images\.gz .the connection ended after 1030 of"):
+    with pytest.raises(DataError, match=r"images\.gz .*1030 of"):
         get(source(site), tmp_path)
-    parts = list((tmp_path / "Tiny" / "raw").iterdir())
-    assert [(part.name, part.stat().st_size) for part in parts] == [("images.gz.part", 1030)]
-    site.requests.clear()
+    assert list((tmp_path / "Tiny" / "raw").iterdir()) == []
     assert contents(get(source(site), tmp_path)) == WHOLE
-    assert site.requests[0] == ("/images.gz", "bytes=1030-")
 
 
-def test_ctrl_c_keeps_what_came(site, tmp_path):
+def test_ctrl_c_leaves_nothing(site, tmp_path):
     def interrupt(what, share):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         get(source(site), tmp_path, on_progress=interrupt)
-    assert [p.name for p in (tmp_path / "Tiny" / "raw").iterdir()] == ["images.gz.part"]
+    assert list((tmp_path / "Tiny" / "raw").iterdir()) == []
 
 
 def test_a_server_that_ignores_range(site, tmp_path):
@@ -114,29 +110,20 @@ def test_a_server_that_ignores_range(site, tmp_path):
     assert contents(get(source(site), tmp_path)) == WHOLE
 
 
-@pytest.mark.parametrize("size", [1000, 10_000_000])
-def test_a_part_of_something_else_is_thrown_away(site, tmp_path, size):
-    """Resumed, it has the wrong sum, or is longer than the file (416): then the file is fetched from the start."""
-    folder = tmp_path / "Tiny" / "raw"
-    folder.mkdir(parents=True)
-    (folder / "images.gz.part").write_bytes(b"x" * size)
-    assert contents(get(source(site), tmp_path)) == WHOLE
-
-
 def test_a_wrong_checksum_is_refused_and_leaves_nothing(site, tmp_path):
     site.files["images.gz"] = gzip.compress(b"other")
-    with pytest.raises(DataError, match=r"sends other contents than published \(sha256 .*by hand into .*Tiny/raw"):
+    with pytest.raises(DataError, match=r"images\.gz .*sha256 .*Tiny/raw"):
         get(source(site), tmp_path)
     assert list((tmp_path / "Tiny" / "raw").iterdir()) == []
     assert len(site.requests) == 1
     site.files["images.gz"] = b"<html>please sign in</html>"
-    with pytest.raises(DataError, match="sends other contents"):
+    with pytest.raises(DataError, match=r"images\.gz .*sha256"):
         get(source(site), tmp_path)
 
 
 def test_not_found_is_not_tried_again(site, tmp_path):
     del site.files["images.gz"]
-    with pytest.raises(DataError, match=r"images\.gz answers 404.*ALIDPFL_DATA_DIR"):
+    with pytest.raises(DataError, match=r"images\.gz .*404.*ALIDPFL_DATA_DIR"):
         get(source(site), tmp_path)
     assert len(site.requests) == 1
 
@@ -152,27 +139,22 @@ def test_without_network_it_says_what_to_do(tmp_path):
         url = f"http://127.0.0.1:{free.getsockname()[1]}/"
     with pytest.raises(DataError) as error:
         get("mnist", tmp_path, base_url=url)
-    message = str(error.value)
-    assert f"could not reach {url}train-images-idx3-ubyte.gz" in message
-    assert f"by hand into {tmp_path / 'MNIST' / 'raw'}" in message
-    assert "set ALIDPFL_DATA_DIR" in message
+    for remedy in (f"{url}train-images-idx3-ubyte.gz", str(tmp_path / "MNIST" / "raw"), "ALIDPFL_DATA_DIR"):
+        assert remedy in str(error.value)
 
 
 def test_only_http(tmp_path):
-    with pytest.raises(DataError, match="not an http address"):
+    with pytest.raises(DataError, match="file:///etc/"):
         get("mnist", tmp_path, base_url="file:///etc/")
 
 
 def test_a_folder_that_cannot_be_written(site, tmp_path):
     (tmp_path / "Tiny").write_text("a file in the way")
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(DataError, match=r"Tiny/raw"):
         get(source(site), tmp_path)
 
 
-def test_two_at_once_do_not_mix(site, tmp_path):
-    """Each works on a part of its own, also where one was left to resume."""
-    (tmp_path / "Tiny" / "raw").mkdir(parents=True)
-    (tmp_path / "Tiny" / "raw" / "images.gz.part").write_bytes(site.files["images.gz"][:1000])
+def test_several_at_once_do_not_mix(site, tmp_path):
     failures = []
 
     def run():
@@ -188,21 +170,6 @@ def test_two_at_once_do_not_mix(site, tmp_path):
         thread.join()
     assert failures == []
     assert contents(tmp_path / "Tiny" / "raw") == WHOLE
-
-
-def test_a_part_of_a_killed_process_is_taken_over_only_when_old(site, tmp_path):
-    folder = tmp_path / "Tiny" / "raw"
-    folder.mkdir(parents=True)
-    part = folder / "images.gz.0123abcd.part"
-    part.write_bytes(site.files["images.gz"][:1000])
-    get(source(site), tmp_path)
-    assert part.exists()  # young: another process may be at work on it
-    assert ("/images.gz", None) in site.requests
-    (folder / "images.gz").unlink()
-    os.utime(part, (0, 0))
-    get(source(site), tmp_path)
-    assert site.requests[-1] == ("/images.gz", "bytes=1000-")
-    assert not part.exists()
 
 
 def tar_of(members):
@@ -221,9 +188,15 @@ def tar_of(members):
 def packed_source(site, members, files=None):
     packed = tar_of(members)
     site.files["all.tar.gz"] = packed
-    archive = Archive(name="all.tar.gz", md5=hashlib.md5(packed, usedforsecurity=False).hexdigest())
-    files = files or known(**CONTENT)
-    return Source(name="tiny", folder="tiny-bin", base_url=site.url, files=files, archive=archive, megabytes=1)
+    return Source(
+        name="tiny",
+        folder="tiny-bin",
+        base_url=site.url,
+        files=files or known(**CONTENT),
+        archive="all.tar.gz",
+        archive_md5=hashlib.md5(packed, usedforsecurity=False).hexdigest(),
+        megabytes=1,
+    )
 
 
 def test_an_archive_gives_its_known_files_and_nothing_else(site, tmp_path):
@@ -240,15 +213,15 @@ def test_an_archive_gives_its_known_files_and_nothing_else(site, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("members", "words"),
+    ("members", "value"),
     [
-        ([("tiny-bin/images", CONTENT["images"])], "lacks tiny-bin/labels"),
-        ([("tiny-bin/images", CONTENT["images"]), ("tiny-bin/labels", None)], "lacks tiny-bin/labels"),
-        ([("tiny-bin/images", b"other"), ("tiny-bin/labels", CONTENT["labels"])], "images in the archive has other"),
+        ([("tiny-bin/images", CONTENT["images"])], "tiny-bin/labels"),
+        ([("tiny-bin/images", CONTENT["images"]), ("tiny-bin/labels", None)], "tiny-bin/labels"),
+        ([("tiny-bin/images", b"other"), ("tiny-bin/labels", CONTENT["labels"])], "images in .*sha256"),
     ],
 )
-def test_an_archive_with_other_files_is_refused(site, tmp_path, members, words):
-    with pytest.raises(DataError, match=words):
+def test_an_archive_with_other_files_is_refused(site, tmp_path, members, value):
+    with pytest.raises(DataError, match=value):
         get(packed_source(site, members), tmp_path)
     written = {path.name: path.read_bytes() for path in tmp_path.glob("tiny-bin/*")}
     assert all(CONTENT[name] == content for name, content in written.items())
@@ -257,13 +230,13 @@ def test_an_archive_with_other_files_is_refused(site, tmp_path, members, words):
 def test_an_archive_with_a_wrong_sum_is_not_unpacked(site, tmp_path):
     tiny = packed_source(site, [(f"tiny-bin/{name}", content) for name, content in CONTENT.items()])
     site.files["all.tar.gz"] += b"x"
-    with pytest.raises(DataError, match=r"sends other contents than published \(md5"):
+    with pytest.raises(DataError, match=r"all\.tar\.gz .*md5"):
         get(tiny, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_downloaded(tmp_path):
-    with pytest.raises(ConfigError, match=r"data set 'strokes' is not known; there are: mnist"):
+    with pytest.raises(ConfigError, match=r"'strokes'.*mnist, fashion_mnist, cifar10"):
         get("strokes", tmp_path)
 
 

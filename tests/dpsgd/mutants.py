@@ -1,45 +1,43 @@
-"""Bugs in noise on a grid, and in what keeps a sample's gradient its own; `tests/mutants.py` runs them."""
+"""Bugs in noise on a grid, and in the independence of a record's gradient. `tests/mutants.py` runs them."""
 
-SAMPLER, GRID, ONE_BY_ONE, FILLING = (
-    f"src/alidpfl/dpsgd/{name}.py" for name in ("rounded_gaussian", "grid", "one_by_one", "filling")
+GRID, ONE_BY_ONE, PADDING = (f"src/alidpfl/dpsgd/{name}.py" for name in ("grid_noise", "one_by_one", "padding"))
+SAMPLER_TESTS, GRID_TESTS, PADDING_TESTS = (
+    f"tests/dpsgd/test_{name}.py" for name in ("rounded_gaussian", "grid", "padding")
 )
-SAMPLER_TESTS, GRID_TESTS, FILLING_TESTS = (
-    f"tests/dpsgd/test_{name}.py" for name in ("rounded_gaussian", "grid", "filling")
-)
-RUN_TESTS, CUSTODY_TESTS = "tests/runs/test_grid_noise.py", "tests/vault/test_rounds.py"
+RUN_TESTS, ROUND_TESTS = "tests/runs/test_grid_noise.py", "tests/vault/test_rounds.py"
 
 GRID_MUTANTS = (
     (
         "grid: 64 bits decide where they cannot tell",
-        SAMPLER,
+        GRID,
         "for place in np.flatnonzero(unclear):",
         "for place in np.flatnonzero(unclear[:0]):",
         SAMPLER_TESTS,
     ),
     (
         "grid: tails are cut off at the table's end",
-        SAMPLER,
+        GRID,
         "found[place] = _resolved(int(words[place]), random)",
         "found[place] = min(_resolved(int(words[place]), random), len(table) - 1)",
         SAMPLER_TESTS,
     ),
     (
         "grid: densities in place of probabilities",
-        SAMPLER,
+        GRID,
         "u, v, w = square / 6, square**2 / 120, square**3 / 5040",
         "u, v, w = square * 0, square * 0, square * 0",
         SAMPLER_TESTS,
     ),
     (
         "grid: zero is counted twice, once for each sign",
-        SAMPLER,
+        GRID,
         "total += 2 * probability if k else probability",
         "total += 2 * probability",
         SAMPLER_TESTS,
     ),
     (
         "grid: all noise has one sign",
-        SAMPLER,
+        GRID,
         "1 - 2 * bits, out=part)",
         "1 - 0 * bits, out=part)",
         SAMPLER_TESTS,
@@ -98,7 +96,7 @@ GRID_MUTANTS = (
         "src/alidpfl/vault/training.py",
         "seed=policy.seed, noise=policy.noise)",
         "seed=policy.seed)",
-        CUSTODY_TESTS,
+        ROUND_TESTS,
     ),
     (
         "a record's chance a little above the rate",
@@ -108,23 +106,23 @@ GRID_MUTANTS = (
         "tests/dpsgd/test_randomness.py",
     ),
     (
-        "filling: batches keep their size",
-        FILLING,
+        "padding: batches keep their size",
+        PADDING,
         '_MULTIPLE = 32 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 16',
         "_MULTIPLE = 1",
-        FILLING_TESTS,
+        PADDING_TESTS,
     ),
     (
-        "filling: what fills a batch is added too",
+        "padding: the padding of a batch is added too",
         "src/alidpfl/dpsgd/clipping.py",
         "        factors[used:] = 0\n",
         "",
         "tests/dpsgd/test_clipping.py",
     ),
     (
-        "filling: a deferred layer adds what fills the batch",
+        "padding: a deferred layer adds the padding of the batch",
         "src/alidpfl/dpsgd/clipping.py",
-        "late.clipped_sum(filled(squared[:used], size, math.inf), limit)",
+        "late.clipped_sum(pad_rows(squared[:used], size, math.inf), limit)",
         "late.clipped_sum(squared, limit)",
         "tests/dpsgd/test_clipping.py",
     ),

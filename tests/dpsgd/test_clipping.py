@@ -387,7 +387,7 @@ def test_gradient_memory_is_bounded_whatever_the_batch():
 
 
 def test_a_fallback_module_shrinks_the_microbatch():
-    """But never below what batches are pad_rows up to: see test_padding.py."""
+    """But never below the size to which batches are padded: see test_padding.py."""
     of_a_sample = 4 * (6 * 3 * 3 + 6)
     for samples, at_once in ((2, padded_size(1)), (70, 64), (1000, 128)):
         clipper = PerSampleClipper(CASES["conv1d"].model(), max_gradient_bytes=samples * of_a_sample)

@@ -116,13 +116,13 @@ def test_a_release_over_all_records_can_be_on_the_grid(monkeypatch):
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, 0.009, math.inf, math.nan])
 def test_noise_that_the_grid_cannot_hold_is_refused(sigma):
-    with pytest.raises(ConfigError, match="at least"):
+    with pytest.raises(ConfigError, match="noise_multiplier="):
         Grid(clip_norm=1.0, noise_multiplier=sigma)
 
 
 def test_a_grid_too_coarse_for_the_model_is_refused():
     Grid(clip_norm=1.0, noise_multiplier=10.0).check_size(582_026)
-    with pytest.raises(ConfigError, match=r"takes at most 10\.74"):
+    with pytest.raises(ConfigError, match=r"10\.74"):
         Grid(clip_norm=1.0, noise_multiplier=11.0).check_size(582_026)
 
 
@@ -234,9 +234,9 @@ class Remembering(nn.Module):
 
 
 def test_a_model_that_remembers_outside_its_buffers_is_refused():
-    with pytest.raises(UnsupportedModelError, match="remembers"):
+    with pytest.raises(UnsupportedModelError, match="another gradient"):
         OneByOneClipper(RunningMean()).rehearse(made(1, 6), torch.tensor([1]))
-    with pytest.raises(UnsupportedModelError, match="remembers"):  # nobody has to ask for the trial
+    with pytest.raises(UnsupportedModelError, match="another gradient"):  # nobody has to ask for the trial
         [*OneByOneClipper(RunningMean()).gradients(made(1, 6), torch.tensor([1]), seed=0)]
     dropped = OneByOneClipper(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
     dropped.rehearse(made(1, 6), torch.tensor([1]))  # randomness of its own is no memory

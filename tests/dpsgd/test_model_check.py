@@ -1,4 +1,4 @@
-"""What is refused, with which reason and which remedy; and input that does not fit."""
+"""Models, losses and batches that are refused. The error names the layer, the key or the value."""
 
 import math
 
@@ -96,43 +96,28 @@ class FunctionalDropout(nn.Module):
 
 
 REFUSED = {
-    "batch-norm": (
-        lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
-        r"layer '1' is BatchNorm1d: it mixes the samples .* use nn.GroupNorm",
-    ),
-    "tied": (Tied, r"a.weight and b.weight share memory \(tied parameters\).* give each its own tensor"),
-    "shared storage": (SharedStorage, r"a.weight and b.weight share memory"),
-    "reused": (Reused, r"layer \(Linear\) is used twice in one forward pass.* make a layer for each use"),
-    "behind the back": (BehindTheBack, "do not agree with autograd"),
-    "only behind the back": (OnlyBehindTheBack, "do not agree with autograd"),
-    "mixing": (Mixing, "mixes the samples of a batch"),
-    "stateful": (Counting, "seen is a buffer that the forward pass rewrites"),
-    "spectral norm": (
-        lambda: parametrizations.spectral_norm(nn.Linear(4, 4)),
-        "per-sample gradients|buffer that the forward pass rewrites",
-    ),
-    "merged batch": (MergedBatch, r"takes or gives a tensor of shape \((32|64), 2\).* keep the batch first"),
-    "functional dropout": (FunctionalDropout, "randomness is drawn other than by nn.Dropout"),
-    "recurrent": (
-        lambda: nn.Sequential(nn.LSTM(4, 4)),
-        r"0 \(LSTM\) reuses its weights.* use convolutions",
-    ),
+    "batch-norm": (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "'1' is BatchNorm1d.*nn.GroupNorm"),
+    "tied": (Tied, r"a\.weight and b\.weight"),
+    "shared storage": (SharedStorage, r"a\.weight and b\.weight"),
+    "reused": (Reused, r"layer \(Linear\).*twice"),
+    "behind the back": (BehindTheBack, "autograd"),
+    "only behind the back": (OnlyBehindTheBack, "autograd"),
+    "mixing": (Mixing, "autograd"),
+    "stateful": (Counting, "seen is a buffer"),
+    "spectral norm": (lambda: parametrizations.spectral_norm(nn.Linear(4, 4)), "per-sample gradients|buffer"),
+    "merged batch": (MergedBatch, r"layer \(Linear\).*shape \((32|64), 2\)"),
+    "functional dropout": (FunctionalDropout, r"nn\.Dropout"),
+    "recurrent": (lambda: nn.Sequential(nn.LSTM(4, 4)), r"0 \(LSTM\)"),
     "instance norm": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.InstanceNorm1d(4, track_running_stats=True)),
-        "keeps running statistics.* set track_running_stats=False",
+        "track_running_stats=False",
     ),
-    "embedding max_norm": (lambda: nn.Embedding(4, 4, max_norm=1.0), "rewrites its weights.* set max_norm=None"),
-    "embedding frequency": (
-        lambda: nn.Embedding(4, 4, scale_grad_by_freq=True),
-        "counts over the whole batch; set scale_grad_by_freq=False",
-    ),
-    "lazy": (lambda: nn.Sequential(nn.LazyLinear(4)), "not initialised yet .* run the model once"),
-    "half precision": (lambda: nn.Linear(4, 4).half(), "has dtype torch.float16; .* call model.float()"),
-    "nothing to train": (
-        lambda: nn.Sequential(nn.Linear(4, 4)).requires_grad_(False),
-        "no parameter with requires_grad=True, so there is nothing to train; unfreeze a layer",
-    ),
-    "no parameters": (nn.Flatten, "nothing to train"),
+    "embedding max_norm": (lambda: nn.Embedding(4, 4, max_norm=1.0), "max_norm=None"),
+    "embedding frequency": (lambda: nn.Embedding(4, 4, scale_grad_by_freq=True), "scale_grad_by_freq=False"),
+    "lazy": (lambda: nn.Sequential(nn.LazyLinear(4)), r"0\.weight.*lazy"),
+    "half precision": (lambda: nn.Linear(4, 4).half(), r"weight has dtype torch\.float16"),
+    "nothing to train": (lambda: nn.Sequential(nn.Linear(4, 4)).requires_grad_(False), "requires_grad=True"),
+    "no parameters": (nn.Flatten, "requires_grad=True"),
 }
 
 
@@ -182,13 +167,13 @@ def test_a_model_is_not_refused_for_what_its_data_hold():
         (
             torch.zeros(2, 4, dtype=torch.uint8),
             torch.zeros(2).long(),
-            r"dtype torch.uint8.* inputs.to\(torch.float32\) / 255",
+            r"torch\.uint8.*/ 255",
         ),
-        (torch.zeros(2, 4).double(), torch.zeros(2).long(), "dtype torch.float64"),
-        (torch.zeros(2, 5), torch.zeros(2).long(), r"cannot take inputs of shape \(5,\)"),
-        (torch.zeros(2, 4), torch.zeros(3).long(), "must have the same first dimension"),
-        (torch.zeros(()), torch.zeros(3).long(), "must have the same first dimension"),
-        (torch.zeros(2, 4), torch.zeros(2), "cannot take inputs"),
+        (torch.zeros(2, 4).double(), torch.zeros(2).long(), r"torch\.float64"),
+        (torch.zeros(2, 5), torch.zeros(2).long(), r"shape \(5,\)"),
+        (torch.zeros(2, 4), torch.zeros(3).long(), "inputs and targets"),
+        (torch.zeros(()), torch.zeros(3).long(), "inputs and targets"),
+        (torch.zeros(2, 4), torch.zeros(2), r"torch\.float32"),
     ],
 )
 def test_bad_batches_are_named(inputs, targets, message):
@@ -199,7 +184,7 @@ def test_bad_batches_are_named(inputs, targets, message):
 
 def test_a_loss_that_averages_is_refused():
     clipper = PerSampleClipper(nn.Linear(4, 4), loss=F.cross_entropy)
-    with pytest.raises(ConfigError, match=r"loss returned shape \(\) for a batch of \d.*reduction=\"none\""):
+    with pytest.raises(ConfigError, match=r"shape \(\).*reduction=\"none\""):
         clipper.clipped_sum(torch.zeros(2, 4), torch.zeros(2).long(), clip_norm=1.0, seed=0)
 
 
@@ -240,14 +225,14 @@ def _pulling_together(outputs, targets):
 @pytest.mark.parametrize("loss", [_class_balanced, _pushing_apart, _pulling_together])
 def test_losses_that_look_across_the_batch_are_refused(loss):
     clipper = PerSampleClipper(nn.Linear(4, 3), loss=loss)
-    with pytest.raises(UnsupportedModelError, match="the loss mixes the samples of a batch"):
+    with pytest.raises(UnsupportedModelError, match="autograd"):
         clipper.clipped_sum(torch.rand(6, 4), torch.randint(3, (6,)), clip_norm=1.0, seed=0)
 
 
 @pytest.mark.parametrize("label", [-7, 123456])
 def test_bad_labels_are_not_quoted(label):
     clipper = PerSampleClipper(nn.Linear(4, 3))
-    with pytest.raises(DataError, match="check that labels are below the number of outputs") as caught:
+    with pytest.raises(DataError, match="labels") as caught:
         clipper.clipped_sum(torch.rand(2, 4), torch.tensor([0, label]), clip_norm=1.0, seed=0)
     assert str(label) not in str(caught.value)
     assert caught.value.__suppress_context__
@@ -275,7 +260,7 @@ def test_a_model_that_changed_is_refused():
         clipper = PerSampleClipper(model)
         clipper.clipped_sum(x, y, clip_norm=1.0, seed=0)
         change(model)
-        with pytest.raises(ConfigError, match="make a new one"):
+        with pytest.raises(ConfigError, match="PerSampleClipper"):
             clipper.clipped_sum(x, y, clip_norm=1.0, seed=0)
 
 
@@ -293,24 +278,18 @@ def _step(**change):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: _step(clipper=nn.Linear(4, 3)), r"pass PerSampleClipper\(model\).* not a Linear"),
-        (lambda: _step(random=torch.Generator()), r"not Generator: pass RandomStream.secure\(\)"),
-        (lambda: _step(inputs=[[1.0] * 4]), "inputs must be a tensor, not list"),
-        (lambda: _step(inputs=torch.empty(2, 4, device="meta")), "inputs are on meta, the model on cpu"),
-        (lambda: PerSampleClipper("model"), "model must be a torch.nn.Module, not str"),
-        (lambda: PerSampleClipper(nn.Linear(4, 3), loss="ce"), "loss='ce' must be a function"),
-        (lambda: PerSampleClipper(nn.Linear(4, 3, device="meta")), "weight is on meta; .* runs on cpu and cuda"),
-        (
-            lambda: poisson_sample(10.0, 0.5, RandomStream.seeded(0)),
-            "num_records=10.0 must be a whole number, not float",
-        ),
-        (lambda: poisson_sample(10, "0.5", RandomStream.seeded(0)), "sample_rate='0.5' must be a number, not str"),
-        (lambda: poisson_sample(10, True, RandomStream.seeded(0)), "sample_rate=True must be a number, not bool"),
-        (
-            lambda: PerSampleClipper(nn.Linear(4, 3), microbatch_size=True),
-            "microbatch_size=True must be a whole number",
-        ),
-        (lambda: poisson_sample(10, 0.5, 0), "not int: pass RandomStream.secure"),
+        (lambda: _step(clipper=nn.Linear(4, 3)), "PerSampleClipper.*Linear"),
+        (lambda: _step(random=torch.Generator()), "random.*Generator.*RandomStream"),
+        (lambda: _step(inputs=[[1.0] * 4]), "inputs.*list"),
+        (lambda: _step(inputs=torch.empty(2, 4, device="meta")), "inputs.*meta.*cpu"),
+        (lambda: PerSampleClipper("model"), "model.*str"),
+        (lambda: PerSampleClipper(nn.Linear(4, 3), loss="ce"), "loss='ce'"),
+        (lambda: PerSampleClipper(nn.Linear(4, 3, device="meta")), "weight is on meta"),
+        (lambda: poisson_sample(10.0, 0.5, RandomStream.seeded(0)), r"num_records=10\.0.*float"),
+        (lambda: poisson_sample(10, "0.5", RandomStream.seeded(0)), r"sample_rate='0\.5'.*str"),
+        (lambda: poisson_sample(10, True, RandomStream.seeded(0)), "sample_rate=True.*bool"),
+        (lambda: PerSampleClipper(nn.Linear(4, 3), microbatch_size=True), "microbatch_size=True"),
+        (lambda: poisson_sample(10, 0.5, 0), "random.*int.*RandomStream"),
     ],
 )
 def test_wrong_types_are_named(call, message):
@@ -368,28 +347,28 @@ class RunningMaximum(nn.Module):
     ],
 )
 def test_other_ways_of_mixing_are_refused(model):
-    with pytest.raises(UnsupportedModelError, match="do not agree with autograd"):
+    with pytest.raises(UnsupportedModelError, match="autograd"):
         PerSampleClipper(model).clipped_sum(torch.rand(4, 4), torch.zeros(4).long(), clip_norm=1.0, seed=0)
 
 
 def test_a_buffer_that_only_real_data_change_is_noticed():
     clipper = PerSampleClipper(RunningMaximum())
-    with pytest.raises(UnsupportedModelError, match="largest is a buffer that the forward pass rewrites"):
+    with pytest.raises(UnsupportedModelError, match="largest is a buffer"):
         clipper.clipped_sum(torch.full((2, 4), 1e6), torch.zeros(2).long(), clip_norm=1.0, seed=0)
 
 
 def test_a_trial_that_shows_nothing_is_no_pass():
     clipper = PerSampleClipper(nn.Linear(4, 3), loss=lambda outputs, targets: 0.0 * outputs.sum(1))
-    with pytest.raises(UnsupportedModelError, match="does the loss depend on the trained parameters"):
+    with pytest.raises(UnsupportedModelError, match="gradients of this model are zero"):
         clipper.clipped_sum(torch.rand(2, 4), torch.zeros(2).long(), clip_norm=1.0, seed=0)
 
 
 def test_agreement_needs_both_norms_and_sums():
     norms, sums = torch.tensor([5.0, 1.0], dtype=torch.float64), {"w": torch.tensor([4.0, 4.0])}
-    check_agreement(norms, sums, norms, sums)
+    check_agreement((norms, sums), (norms, sums))
     for bad_norms, bad_sums in ((norms * 1.01, sums), (norms, {"w": sums["w"] * 1.01}), (norms * math.nan, sums)):
         with pytest.raises(UnsupportedModelError):
-            check_agreement(bad_norms, bad_sums, norms, sums)
+            check_agreement((bad_norms, bad_sums), (norms, sums))
 
 
 class BeginsAtZero(nn.Module):
@@ -407,6 +386,6 @@ class BeginsAtZero(nn.Module):
 
 def test_what_mixes_only_once_it_is_trained_is_refused_at_the_start():
     model = BeginsAtZero()
-    with pytest.raises(UnsupportedModelError, match="mixes the samples"):
+    with pytest.raises(UnsupportedModelError, match="autograd"):
         PerSampleClipper(model).clipped_sum(torch.rand(0, 4), torch.zeros(0).long(), clip_norm=1.0, seed=0)
     assert not any(layer.weight.any() for layer in (model.scale, model.head))  # the trial leaves no trace

@@ -1,4 +1,4 @@
-"""A sample's gradient is its own: neither how many others there are nor who they are changes a bit of it."""
+"""A record's gradient depends on that record only: the others change no bit of it, whatever their number."""
 
 from itertools import pairwise
 
@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, native
-from alidpfl.dpsgd import padding
-from alidpfl.dpsgd.padding import padded_linear, pad_columns, pad_rows, padded_size, linear_layers, unpadded_size
+from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, native, padding
+from alidpfl.dpsgd.padding import linear_layers, pad_columns, pad_rows, padded_linear, padded_size, unpadded_size
 from alidpfl.dpsgd.recording import Recording
 from alidpfl.models import make_model
 
@@ -168,7 +167,7 @@ def test_softmax_regression_does_not_feel_a_place_without_the_kernels_either(wid
         assert torch.equal(found, whole[first:])
 
 
-def test_even_products_are_the_same_products_and_leave_the_layers_alone():
+def test_padded_layers_compute_the_same_and_are_restored():
     layers = nn.Sequential(nn.Linear(13, 6), Named(6, 4), nn.Linear(4, 3))
     assert linear_layers(layers) == list(layers)
     inputs = made(5, 13)
@@ -210,7 +209,7 @@ def test_rounding_that_decides_the_class_decides_it_alike_for_every_batch(kind, 
                 assert float((one - other_one).norm()) <= 1 + 1e-5
 
 
-def test_what_fills_a_batch_adds_nothing(monkeypatch):
+def test_padding_adds_nothing(monkeypatch):
     """Also where its own gradient is not finite: biases of 3e38 overflow on zeros."""
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     clipper = PerSampleClipper(model)
@@ -309,7 +308,7 @@ def test_a_sequence_of_tokens_does_not_feel_its_place(positions, width):
 
 
 @pytest.mark.parametrize("settings", [{"microbatch_size": 20}, {"max_gradient_bytes": 80}])
-def test_small_pieces_are_filled_up_too(settings, bits):
+def test_small_pieces_are_padded_too(settings, bits):
     """A piece of 20 samples, because more are not wanted, or because more gradients of a module would not fit."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 5), nn.Mish(), Scale(5), nn.Linear(5, 3))

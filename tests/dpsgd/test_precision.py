@@ -88,7 +88,7 @@ def test_the_switches_are_as_they_were_afterwards(switch):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_noise_goes_on_no_sum_with_fewer_digits(dtype):
-    with pytest.raises(ConfigError, match="must be float32 or float64"):
+    with pytest.raises(ConfigError, match="float32 or float64"):
         add_noise({"w": torch.zeros(3, dtype=dtype)}, 1.0, RandomStream.seeded(0))
 
 
@@ -111,7 +111,7 @@ def test_the_kernels_are_not_built_without_nan(flags, builds, tmp_path):
     command = [compiler, *flags, "-fsyntax-only", str(KERNELS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode == 0) == builds, done.stderr
-    assert builds or "fast math takes NaN for impossible" in done.stderr
+    assert builds or "fast math" in done.stderr
 
 
 def test_the_build_turns_fast_math_off_after_the_environment_turned_it_on():

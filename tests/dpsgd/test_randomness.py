@@ -154,7 +154,7 @@ def test_uniform_numbers():
 
 @pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_stream_cannot_be_copied_or_stored(act):
-    with pytest.raises(TypeError, match="cannot be copied or stored"):
+    with pytest.raises(TypeError, match="RandomStream"):
         act(RandomStream.secure())
 
 
@@ -182,7 +182,7 @@ def test_threads_that_share_a_stream_never_get_the_same_noise():
 
 def test_seeds_must_be_integers():
     for bad in (1.5, "1", None, True):
-        with pytest.raises(ConfigError, match="must be integers"):
+        with pytest.raises(ConfigError, match="seed and path"):
             RandomStream.seeded(bad)
 
 
@@ -239,7 +239,7 @@ def test_sampling_edges():
 
 @pytest.mark.parametrize("rate", [0, -0.1, 1.4, math.nan, math.inf])
 def test_a_bad_rate_is_named(rate):
-    with pytest.raises(ConfigError, match=rf"sample_rate={rate}.* must be in \(0, 1\]; did you pass a batch size\?"):
+    with pytest.raises(ConfigError, match=rf"sample_rate={rate}.*\(0, 1\]"):
         poisson_sample(10, rate, RandomStream.seeded(0))
 
 

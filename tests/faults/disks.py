@@ -1,4 +1,4 @@
-"""Small disks that can be filled and made read-only: for root, who may mount them; for others the tests are skipped."""
+"""Small disks that tests fill or make read-only. Mounting needs root; for other users the tests are skipped."""
 
 import os
 import subprocess
@@ -11,14 +11,14 @@ PAGE = 4096
 
 
 class SmallDisk:
-    """A file system of its own at `path`."""
+    """A small file system mounted at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._filler = path / "filler"
 
     def fill(self, *, but: int = 0) -> None:
-        """Leave room for so many pages, of which a file takes whole ones."""
+        """Fill the disk except for `but` pages. A file takes whole pages."""
         self._filler.touch()
         descriptor = os.open(self._filler, os.O_WRONLY)
         try:
@@ -43,7 +43,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(path: Path, pages: int = 1024):
-    """Mounted at `path` for a while."""
+    """Mount a small disk at `path` inside the block."""
     path.mkdir()
     try:
         _run("mount", "-t", "tmpfs", "-o", f"size={pages * PAGE}", "tmpfs", path)

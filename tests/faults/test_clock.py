@@ -16,10 +16,9 @@ from tests.vault.parts import CountingTrainer, body, made_vault, opened
 
 SOURCE = Path(alidpfl.__file__).parent
 WALL_CLOCKS = {
-    "cli_run.py": "strftime: the name of a new folder, which must not exist yet",
-    "data/transfer.py": "time: the age of a download that somebody left",
-    "engines/certificates.py": "now: from when to when a certificate is valid",
-    "vault/custody.py": "time: written into the ledger for its owner, read by nobody",
+    "cli/run.py": "strftime: the name of a new folder, which must not exist yet",
+    "flower/demo/certificates.py": "now: from when to when a certificate is valid",
+    "vault/rounds.py": "time: written into the ledger for its owner, read by nobody",
     "vault/enrolment.py": "time: as above",
     "vault/folder.py": "time: of a refusal, for the owner",
 }
@@ -54,7 +53,7 @@ def test_a_vaults_ledger_goes_by_its_own_counter(tmp_path, monkeypatch, kind):
     answers = []
     for number in range(3):
         with opened(folder, trainer) as vault:  # read, verified and written on each time
-            vault._clock = time.time
+            vault.clock = time.time
             answers.append(vault.answer(body(round=number)))
             assert vault.answer(body(round=number)) == answers[-1]
             for content, code in ((b"no", RefusalCode.MALFORMED), (body(1.0, round=0), RefusalCode.CHANGED_REPLAY)):

@@ -1,4 +1,4 @@
-"""Nothing that is read is ever run: no pickle, no eval, in the source, and none of what is hidden in a file."""
+"""Reading a file never runs code: the source uses no pickle and no eval, and code hidden in a file stays data."""
 
 import ast
 import pickle
@@ -12,7 +12,7 @@ import torch
 import alidpfl
 from alidpfl.data.files import cached_arrays
 from alidpfl.data.own import load_client
-from alidpfl.data.readers import read_batch
+from alidpfl.data.readers import read_cifar
 from alidpfl.errors import AliDpflError, DataError
 from alidpfl.features import FeatureMap
 from alidpfl.runs.features import load_or_compute
@@ -76,7 +76,7 @@ def test_the_search_finds_what_it_looks_for(line):
 
 
 class Bomb:
-    """Leaves a file behind when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -102,10 +102,10 @@ def test_in_an_npz_file(tmp_path, bomb, name):
     hidden = np.empty((10, 2) if name == "x" else 10, object)
     hidden[:] = bomb
     np.savez(tmp_path / "a.npz", **{"x": np.zeros((10, 2)), "y": np.arange(10) % 3, name: hidden})
-    with pytest.raises(DataError, match="holds Python objects"):
+    with pytest.raises(DataError, match=rf"a\.npz: array {name}"):
         load_client(tmp_path / "a.npz")
     (tmp_path / "b.npz").write_bytes(pickle.dumps(bomb))
-    with pytest.raises(DataError, match=r"not a \.npz file"):
+    with pytest.raises(DataError, match=r"b\.npz"):
         load_client(tmp_path / "b.npz")
 
 
@@ -113,8 +113,8 @@ def test_in_an_npz_file(tmp_path, bomb, name):
 def test_in_a_batch_of_cifar(tmp_path, bomb, protocol):
     for content in (bomb, {b"data": bomb, b"labels": [1]}):
         (tmp_path / "data_batch_1").write_bytes(pickle.dumps(content, protocol=protocol))
-        with pytest.raises(DataError, match="which no data file needs"):
-            read_batch(tmp_path / "data_batch_1", "get it again")
+        with pytest.raises(DataError, match="data_batch_1"):
+            read_cifar(tmp_path / "data_batch_1", "get it again")
 
 
 def test_in_a_cache_of_features(tmp_path, bomb):
@@ -139,7 +139,7 @@ def test_in_a_checkpoint_and_in_statistics(tmp_path, bomb):
             ("model.safetensors", run.read_model),
         ):
             (run.path / name).write_bytes(content)
-            with pytest.raises(AliDpflError, match="is damaged"):
+            with pytest.raises(AliDpflError, match=name):
                 read()
 
 

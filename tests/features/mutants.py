@@ -1,9 +1,9 @@
 """Bugs that would make features depend on other people's images, or on another map; `tests/mutants.py` runs them."""
 
 SCATTERING, BASES, ORIENTED, MAPS = (
-    f"tests/features/test_{name}.py" for name in ("scattering", "bases", "oriented", "maps")
+    f"tests/features/test_{name}.py" for name in ("scattering", "blocks", "filters", "maps")
 )
-CACHE = "tests/data/test_feature_cache.py"
+CACHE = "tests/runs/test_feature_cache.py"
 FEATURES = "src/alidpfl/features"
 
 SOFTMAX, SOFTMAX_TESTS = "src/alidpfl/dpsgd/softmax.py", "tests/dpsgd/test_softmax.py"

@@ -63,7 +63,7 @@ def test_the_block_is_what_it_says():
     for channels in (1, 3):
         images = photographs(channels=channels)
         flip_even = channels == 3
-        block = oriented_block(channels, 16, 2, flip_even=flip_even)
+        block = oriented_block((channels, 16, 16), 2, flip_even=flip_even)
         pooled = directly(images)
         if flip_even:
             mirrored = directly(images.flip(-1))  # the mean over image and mirror image
@@ -77,16 +77,16 @@ def test_the_block_is_what_it_says():
 
 
 def test_black_has_no_features():
-    block = oriented_block(1, 16, 6, flip_even=False)
+    block = oriented_block((1, 16, 16), 6, flip_even=False)
     assert block.compute(torch.zeros(1, 1, 16, 16)).abs().max() == 0
 
 
 def test_raw_is_the_cosine_transform_cut_off():
     images = photographs(side=12)
-    block = raw_block(3, 12, 5, flip_even=False)
+    block = raw_block((3, 12, 12), 5, flip_even=False)
     space = dct_basis(12)
     whole = torch.einsum("ij,njhw->nihw", dct_basis(3), space @ (images - 0.5) @ space.t()) / 12
     torch.testing.assert_close(block.compute(images), whole.flatten(1)[:, block.places], rtol=1e-4, atol=1e-6)
-    even = raw_block(3, 12, 5, flip_even=True)
+    even = raw_block((3, 12, 12), 5, flip_even=True)
     assert (even.places % 2 == 0).all()
     torch.testing.assert_close(even.compute(images), whole.flatten(1)[:, even.places], rtol=1e-4, atol=1e-6)

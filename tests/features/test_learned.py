@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
+from alidpfl.config.load import load_config
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.features import FeatureMap, LearnedFilters, Standardiser, learned
 from alidpfl.features.learned import learned_blocks
@@ -179,3 +180,19 @@ def test_vectors_have_length_one_with_them_too(files, share):
     assert vectors.shape[1] == same.size
     torch.testing.assert_close(vectors[:, :-1].norm(dim=1), torch.ones(3), rtol=1e-5, atol=0)
     assert float(vectors[:, -641:-1].square().sum(1).mean()) == pytest.approx(share, rel=1e-4)
+
+
+def test_a_configuration_names_filters_from_its_own_folder(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    config = tmp_path / "sub" / "config.toml"
+    config.write_text(f'[model]\nlearned = ["../filters/a.safetensors#sha256={64 * "0"}"]\n')
+    monkeypatch.chdir("/")
+    assert load_config(config).model.learned == (f"{tmp_path}/filters/a.safetensors#sha256={64 * '0'}",)
+    named = load_config(overrides=[f'model.learned=["b.safetensors#sha256={64 * "1"}"]']).model.learned
+    assert named == (f"/b.safetensors#sha256={64 * '1'}",)  # from the current folder
+
+
+@pytest.mark.parametrize("wrong", ['["leaves"]', "[1]", '"leaves"', f'["#sha256={64 * "0"}"]'])
+def test_a_configuration_without_path_or_hash_is_refused(wrong):
+    with pytest.raises(ConfigError, match=r"model\.learned"):
+        load_config(overrides=[f"model.learned={wrong}"])

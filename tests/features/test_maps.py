@@ -61,7 +61,7 @@ def test_positions_are_averaged(positions):
 
 
 def test_other_positions_are_refused():
-    with pytest.raises(ConfigError, match="positions=3 must be 1, 2 or 4"):
+    with pytest.raises(ConfigError, match="positions=3"):
         FeatureMap(image_shape=(1, 16, 16), scattering_frequencies=3, positions=3)
 
 
@@ -154,9 +154,9 @@ def test_grids_hold_what_they_are_given():
     assert grid.shape == block.grid
     assert int((grid != 0).sum()) == block.size
     assert torch.equal(block.from_grid(grid), values)
-    with pytest.raises(ConfigError, match=r"scattering.*needs"):
+    with pytest.raises(ConfigError, match="scattering"):
         block.to_grid(values[1:])
-    with pytest.raises(ConfigError, match=r"scattering.*needs"):
+    with pytest.raises(ConfigError, match="scattering"):
         block.from_grid(values)
 
 
@@ -174,12 +174,12 @@ def test_no_images_no_rows():
 @pytest.mark.parametrize(
     ("images", "said"),
     [
-        (torch.zeros(2, 1, 16, 16), r"torch\.float32, need torch\.uint8"),
-        (torch.zeros(2, 16, 16, dtype=torch.uint8), r"\(2, 16, 16\), need \(n, 1, 16, 16\)"),
-        (torch.zeros(1, 16, 16, dtype=torch.uint8), r"need \(n, 1, 16, 16\)"),
-        (torch.zeros(2, 3, 16, 16, dtype=torch.uint8), r"\(2, 3, 16, 16\), need"),
-        (torch.zeros(2, 1, 20, 20, dtype=torch.uint8), r"\(2, 1, 20, 20\), need"),
-        (pixels(1).numpy(), "torch.Tensor, not ndarray"),
+        (torch.zeros(2, 1, 16, 16), r"torch\.float32"),
+        (torch.zeros(2, 16, 16, dtype=torch.uint8), r"\(2, 16, 16\).*\(n, 1, 16, 16\)"),
+        (torch.zeros(1, 16, 16, dtype=torch.uint8), r"\(n, 1, 16, 16\)"),
+        (torch.zeros(2, 3, 16, 16, dtype=torch.uint8), r"\(2, 3, 16, 16\)"),
+        (torch.zeros(2, 1, 20, 20, dtype=torch.uint8), r"\(2, 1, 20, 20\)"),
+        (pixels(1).numpy(), "ndarray"),
     ],
 )
 def test_images_of_another_kind_are_refused(images, said):
@@ -190,13 +190,13 @@ def test_images_of_another_kind_are_refused(images, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"image_shape": (1, 28, 32)}, "square"),
-        ({"image_shape": (1, 30, 30)}, "multiple of 4"),
-        ({"image_shape": (28, 28)}, r"must be \(channels, side, side\)"),
-        ({"image_shape": (0, 28, 28)}, "at least 1"),
-        ({"image_shape": (1, 28.0, 28.0)}, "whole number"),
-        ({"scattering_frequencies": -1}, "scattering_frequencies=-1 must be at least 0"),
-        ({"oriented_frequencies": 1.5}, "oriented_frequencies=1.5 must be a whole number"),
+        ({"image_shape": (1, 28, 32)}, r"image_shape=\(1, 28, 32\)"),
+        ({"image_shape": (1, 30, 30)}, r"image_shape=\(1, 30, 30\)"),
+        ({"image_shape": (28, 28)}, r"image_shape=\(28, 28\)"),
+        ({"image_shape": (0, 28, 28)}, "image_shape=0"),
+        ({"image_shape": (1, 28.0, 28.0)}, r"image_shape=28\.0"),
+        ({"scattering_frequencies": -1}, "scattering_frequencies=-1"),
+        ({"oriented_frequencies": 1.5}, r"oriented_frequencies=1\.5"),
     ],
 )
 def test_maps_that_cannot_be_are_refused(changes, said):

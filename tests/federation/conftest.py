@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from alidpfl.federation.loop import RoundLoop
+from alidpfl.federation.loop import Federation
 from alidpfl.federation.settings import FederationSettings
-from alidpfl.federation.tensors import flatten, trained
 from alidpfl.methods import make_method
 from alidpfl.policies import make_policy
 from alidpfl.privacy import FilteredLedger, PlannedLedger, PrivacyBudget
@@ -35,7 +34,7 @@ def make_model(num_features: int = 6, num_classes: int = 3) -> torch.nn.Module:
 def make_training(
     method="fedavg_dp", policy="ratio", *, engine=None, server=None, method_options=None, built=None, **settings
 ):
-    """A RoundLoop over the small federation; `settings` go to FederationSettings."""
+    """A Federation over the small federation; `settings` go to FederationSettings."""
     model, policy_options = make_model(), settings.pop("policy_options", {})
     if policy == "fixed":
         policy_options.setdefault("local_steps", 2)
@@ -50,13 +49,13 @@ def make_training(
     defaults = {"max_rounds": 8, "sample_rate": SAMPLE_RATE, "learning_rate": 0.5, "evaluate_every": 3}
     if policy in ("paper", "reference"):
         defaults["unsafe"] = frozenset({"unaccounted-signals"})
-    return RoundLoop(
+    return Federation(
+        model=model,
         engine=engine or Simulation(model=model, method=built, data=make_data(), seed=5, processes=1),
         method=built,
         policy=make_policy(policy, **policy_options),
         ledger=ledger,
         sizes=SIZES,
-        initial=flatten(trained(model)),
         settings=FederationSettings(**{**defaults, **settings}),
         server_settings=server,
         **({"clock": clock} if clock else {}),

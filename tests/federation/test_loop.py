@@ -34,6 +34,9 @@ class FakeEngine:
         self.seen.append(plans)
         return [ClientUpdate(client=plan.client, params=self.answer(params, plan)) for plan in plans]
 
+    def close(self):
+        pass
+
     def evaluate(self, params, part):
         return Evaluation(accuracy=50.0, loss=1.0)
 

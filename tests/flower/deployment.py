@@ -1,4 +1,4 @@
-"""A deployment of real processes on loopback for tests: small vaults with seeded noise, and what they booked."""
+"""A deployment of real processes on loopback, for tests: small vaults with seeded noise."""
 
 import os
 import random
@@ -8,12 +8,14 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from alidpfl.flower.config import FlowerOptions, write_app_folder
 from alidpfl.flower.demo.loopback import Loopback, tail
 from alidpfl.store import RunDirectory
 from alidpfl.vault.enrolment import SplitSource, enrol
-from alidpfl.vault.policy import make_policy
 from alidpfl.vault.folder import status
+from alidpfl.vault.policy import make_policy
 
 from .fakes import CLIENTS, config
 
@@ -21,7 +23,7 @@ SECONDS = 240  # for a run, on cores that others use as well
 
 
 def enrolled(settings, folder: Path, client: int, **changes) -> None:
-    """The vault of a client of `settings`: the same rows, budget and terms, and noise from the run's seed."""
+    """Enrol a client of `settings`: its rows, budget and terms, and noise from the run's seed."""
     values = {
         "unsafe": ["seeded-noise"],
         "seed": settings.run.seed,
@@ -56,7 +58,7 @@ def deployed(folder: Path, settings=None):
 
 
 def start_clients(loopback: Loopback, settings, superlink: str | None = None) -> None:
-    """Vaults, registered keys, and SuperNodes that call the SuperLink, or what stands at another address."""
+    """Start vaults, register keys, and start SuperNodes that call the SuperLink or another address."""
     for client in range(CLIENTS):
         enrolled(settings, loopback.vault_folder(client), client)
         start_vault(loopback, client)
@@ -109,7 +111,15 @@ def rounds_done(app: Path) -> int:
 def server_app_pid(loopback: Loopback) -> int | None:
     """The ServerApp, which the SuperLink started."""
     below = loopback.below("superlink")
-    return next((process.pid for process in below if "flwr-serverapp" in process.command), None)
+    return next((process.pid for process in below if "flwr-serverapp" in command_of(process)), None)
+
+
+def command_of(process: psutil.Process) -> str:
+    """The command line; nothing if the process has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def spent(loopback: Loopback, client: int) -> dict:
@@ -120,7 +130,7 @@ _NODE_REST = 65.0  # the SuperLink refuses a node that comes back sooner
 
 
 class Reaper:
-    """Kills processes of a deployment while a run goes on, and does what supervisors do about it."""
+    """Kills processes of a deployment during a run, and restarts them as a supervisor would."""
 
     def __init__(self, loopback: Loopback, app: Path, seed: int) -> None:
         self.loopback, self.app = loopback, app
@@ -152,7 +162,7 @@ class Reaper:
         self.kills["node"] += 1
 
     def tend(self) -> None:
-        """Start nodes again after their rest, and the run if its ServerApp gave up."""
+        """Restart nodes after their rest, and the run if its ServerApp ended."""
         for client, when in list(self._returning.items()):
             if time.monotonic() >= when:
                 self.loopback.start_node(client)
@@ -165,7 +175,7 @@ class Reaper:
         return (out_of(self.app) / "summary.json").exists()
 
     def check(self, steps_asked: int) -> None:
-        """Recorded >= trained, no round trained twice, and nobody charged twice by the server's own count."""
+        """Recorded >= trained, no round is trained twice, and no client is charged for more than was asked."""
         for client, (units, count) in enumerate(self._before):
             mine = trained(self.loopback, client)[count:]
             booked = self._booked(client)[0] - units  # reading it verifies the ledger's chain as well

@@ -1,4 +1,4 @@
-"""Nodes in this process: real vaults' answers without processes, over a fake link or a fake grid, with a fake clock."""
+"""Nodes in this process, behind a fake link or a fake grid, with a fake clock."""
 
 import json
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class Clock:
 
 
 class StoringNode:
-    """A client with its records and, as a vault has, a memory of what it answered."""
+    """A client with its records that, like a vault, keeps its answers."""
 
     def __init__(self, settings, partition: int) -> None:
         self._node = SimulatedNode(settings, partition)

@@ -1,4 +1,4 @@
-"""`alidpfl vault serve` that notes when it begins to train, and takes its time: python logging_vault.py DIR LOG [lie].
+"""`alidpfl vault serve` that logs when it begins to train, and is slow: python logging_vault.py DIR LOG [lie].
 
 With "lie" it answers with NaN in the first round, then with huge weights: a hostile node of a real deployment.
 """
@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
+import torch
 
 from alidpfl.vault import training
 from alidpfl.vault.service import serve
@@ -28,7 +28,7 @@ def main(folder: Path, log: Path, *, lies: bool) -> None:
 
     def lying(self, trainer, weights, plan):
         update = logged(self, trainer, weights, plan)
-        return replace(update, params=np.full_like(update.params, np.nan if plan.round == 0 else 1e30))
+        return replace(update, params=torch.full_like(update.params, torch.nan if plan.round == 0 else 1e30))
 
     training.RecordTrainer._trained = lying if lies else logged
     serve(folder, on_ready=lambda _vault, _where: None)

@@ -1,12 +1,12 @@
-"""Bugs of the way over nodes that would let a liar in, charge twice or wait for ever; `tests/mutants.py` runs them."""
+"""Bugs of runs over nodes that would trust a liar, charge twice or wait for ever; `tests/mutants.py` runs them."""
 
 NODES, APPS = "tests/flower/test_run.py", "tests/flower/test_apps.py"
-ENGINES = "src/alidpfl/engines"
+FLOWER = "src/alidpfl/flower"
 
 FLOWER_MUTANTS = (
     (
         "flower: a node's words reach the terminal as they are",
-        f"{ENGINES}/nodes.py",
+        f"{FLOWER}/nodes.py",
         "printable(self.reason, _LONGEST_REASON)",
         "self.reason[:_LONGEST_REASON]",
         APPS,
@@ -20,37 +20,37 @@ FLOWER_MUTANTS = (
     ),
     (
         "flower: another number of records is believed",
-        f"{ENGINES}/vaults.py",
-        "if told.num_records != (size := self._members[plan.client].num_records):",
+        f"{FLOWER}/engine.py",
+        "if told.num_records != (size := self.members[plan.client].num_records):",
         "if (size := 0):",
         NODES,
     ),
     (
         "flower: an answer to another request is taken",
-        f"{ENGINES}/vaults.py",
-        "if told.request != messages.request_digest(asked, weights):",
+        f"{FLOWER}/engine.py",
+        "if told.request != digest:",
         "if False:",
         NODES,
     ),
     (
         "flower: a spent vault is asked again",
-        f"{ENGINES}/vaults.py",
+        f"{FLOWER}/engine.py",
         "if failure.code == RefusalCode.BUDGET:",
         "if False:",
         NODES,
     ),
     (
         "flower: what a vault has left is not looked at",
-        f"{ENGINES}/vaults.py",
-        "        self._ledger.cap(plan.client, told.steps_left)\n",
+        f"{FLOWER}/engine.py",
+        "        self.ledger.cap(plan.client, told.steps_left)\n",
         "",
         NODES,
     ),
     (
         "flower: signals that nobody asked for are used",
-        f"{ENGINES}/vaults.py",
-        'raw=told.raw if "raw" in signals else None',
-        "raw=told.raw",
+        "src/alidpfl/vault/messages.py",
+        "**_signals(answer, plan.signals),",
+        '**_signals(answer, ("secants", "gradient_norm", "raw")),',
         NODES,
     ),
     (
@@ -62,28 +62,28 @@ FLOWER_MUTANTS = (
     ),
     (
         "flower: a round without a quorum of nodes is asked for",
-        f"{ENGINES}/vaults.py",
+        f"{FLOWER}/engine.py",
         "if online == wanted or (len(online) >= least and waited >= _GRACE_SECONDS):",
         "if online == wanted or waited >= _GRACE_SECONDS:",
         NODES,
     ),
     (
         "flower: silence is waited for without end",
-        f"{ENGINES}/flower_server.py",
+        f"{FLOWER}/server.py",
         "end, waiting, answers = self._clock() + seconds,",
         "end, waiting, answers = self._clock() + 10 * seconds,",
         APPS,
     ),
     (
         "flower: the run's configuration says where the vault is",
-        f"{ENGINES}/flower_client.py",
+        f"{FLOWER}/client.py",
         "        return _Relay(context.node_config)\n",
         "        return _Relay({**context.node_config, **context.run_config})\n",
         APPS,
     ),
     (
         "flower: any run may train without a vault",
-        f"{ENGINES}/flower_client.py",
+        f"{FLOWER}/client.py",
         'if context.run_config.get("simulation") is True:',
         'if "simulation" in context.run_config:',
         APPS,

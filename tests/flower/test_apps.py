@@ -1,4 +1,4 @@
-"""Our two apps against a fake grid: what a ClientApp relays and refuses, what the link does about silence."""
+"""The two apps on a fake grid: what a ClientApp relays and refuses, and how the link handles silence."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ NODE = 7
 
 @pytest.fixture(autouse=True)
 def a_task(monkeypatch):
-    """What Flower's runtime says of the process before an app runs in it."""
+    """Flower's runtime sets these names before it runs an app."""
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
@@ -101,7 +101,7 @@ def test_a_node_without_a_vault_trains_only_in_a_simulation(tmp_path):
 def test_a_bug_on_the_node_tells_nothing_but_its_type():
     failure = asked({"partition-id": 0}, run_settings={"simulation": True})  # no run config at all
     assert failure.code == "failed"
-    assert failure.reason == "the node failed with ConfigError"
+    assert "ConfigError" in failure.reason
 
 
 def test_silence_ends_with_the_deadline_and_the_others_answers_are_kept(vault):
@@ -175,7 +175,9 @@ def test_an_answer_that_flower_cannot_open_costs_its_own_node_only():
     grid.pull_messages = pull_messages
     answers = GridLink(grid, clock=clock, sleep=clock.sleep).ask("train", {1: b"", 2: b""}, 5.0)
     assert answers[2] == b"honest"
-    assert (answers[1].code, answers[1].reason) == ("malformed", "Flower cannot open the answer (ValueError)")
+    assert answers[1].code == "malformed"
+    assert "ValueError" in answers[1].reason
+    assert "secret" not in answers[1].reason
 
 
 def test_a_superlink_that_is_gone_is_not_taken_for_a_node_that_lies():
@@ -205,5 +207,5 @@ def test_an_answer_belongs_to_the_node_that_was_asked_whatever_it_says():
 
 
 def test_nobody_can_guess_the_name_of_a_message():
-    """Flower takes an answer by the hash of the question: equal questions must have different ones."""
+    """Flower accepts an answer by the hash of the question, so equal questions must have different hashes."""
     assert packed(b"same").object_id != packed(b"same").object_id

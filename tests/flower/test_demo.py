@@ -1,10 +1,10 @@
-"""`alidpfl flower demo`, and so `make demo-flower`, as a newcomer runs it: real processes, TLS, and nothing left."""
+"""`alidpfl flower demo`, and so `make demo-flower`: real processes, TLS, and no process left."""
 
 import json
 import re
 from pathlib import Path
 
-from alidpfl.flower.demo import demo
+from alidpfl.flower import demo
 from tests.runs.command import alidpfl
 
 
@@ -12,7 +12,7 @@ def test_the_demo_trains_books_what_it_spent_and_leaves_no_process(tmp_path):
     folder = tmp_path / "kept"
     done = alidpfl("flower", "demo", "--nodes", 1, "--rounds", 1, "--keep", folder)
     assert done.exit_code == 0, done.stdout + done.stderr
-    assert "with TLS and node keys" in done.stdout
+    assert "TLS" in done.stdout
     asked = re.search(r"round 1: (\d+) steps .*, epsilon ([\d.]+) asked for, accuracy ([\d.]+) %", done.stdout)
     spent = re.search(r"│ 0 +│ (\d+) +│ ([\d.]+) +│ 2.0 │ 1e-05 │ 1 +│ 0 +│", done.stdout)
     assert asked, done.stdout
@@ -27,19 +27,19 @@ def test_the_demo_trains_books_what_it_spent_and_leaves_no_process(tmp_path):
 def test_the_demo_does_not_write_into_a_folder_that_exists(tmp_path):
     done = alidpfl("flower", "demo", "--keep", tmp_path)
     assert done.exit_code == 2
-    assert "give a new folder" in done.stderr
+    assert str(tmp_path) in done.stderr
 
 
 def test_without_flower_the_demo_says_so_before_it_enrols_anything(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "find_spec", lambda _name: None)
     done = alidpfl("flower", "demo", "--keep", tmp_path / "kept")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "pip install -c constraints.txt '.[flower]'" in done.stderr
+    assert ".[flower]" in done.stderr
     assert not (tmp_path / "kept").exists()
 
 
 def _processes_of(folder: Path) -> list[str]:
-    """That name it in their command or, as Flower's own children do, in their environment (FLWR_HOME)."""
+    """Processes that name the folder in their command, or like Flower's own in their environment (FLWR_HOME)."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -43,7 +43,7 @@ def test_init_writes_over_nothing(tmp_path):
     assert alidpfl("flower", "init", tmp_path / "app").exit_code == 0
     again = alidpfl("flower", "init", tmp_path / "app")
     assert again.exit_code == 2
-    assert "exists" in again.stderr
+    assert str(tmp_path / "app" / "pyproject.toml") in again.stderr
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's own
@@ -55,8 +55,7 @@ def test_flower_builds_the_folder(tmp_path):
     text = (tmp_path / "app" / "pyproject.toml").read_text()
     assert build_fab_from_disk(tmp_path / "app")
     assert validate_config(tomllib.loads(text)) == (True, [], [])  # nothing missing, nothing to warn of
-    # The file says that only its own keys can be changed for a single run: that is Flower's doing.
-    assert "Flower takes only keys that stand below" in text
+    # As the file's header says, Flower lets a single run change only keys of the file.
     assert get_fused_config_from_dir(tmp_path / "app", {"privacy.epsilon": 1.0})["privacy.epsilon"] == 1.0
     with pytest.raises(ValueError, match=r"privacy\.noise_multiplier"):
         get_fused_config_from_dir(tmp_path / "app", {"privacy.noise_multiplier": 1.1})
@@ -76,7 +75,7 @@ def test_certs_are_a_chain_that_openssl_and_python_accept(tmp_path):
 
 @pytest.mark.parametrize("hosts", [[], ["--host", "link.example"]])
 def test_certs_always_cover_the_machine_itself(tmp_path, hosts):
-    """A SuperLink on 0.0.0.0 calls itself at 127.0.0.1, on :: at ::1; without it no run ever starts."""
+    """A SuperLink on 0.0.0.0 calls itself at 127.0.0.1, and on :: at ::1. If that fails, no run starts."""
     assert alidpfl("flower", "certs", tmp_path / "keys", "--nodes", 1, *hosts).exit_code == 0
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(tmp_path / "keys" / "server.pem", tmp_path / "keys" / "server.key")
@@ -129,16 +128,16 @@ def test_certs_writes_over_nothing(tmp_path):
 
 def test_what_nodes_cannot_run_is_refused_before_it_is_submitted(tmp_path):
     for arguments, why in (
-        (["--nodes", "0"], "--nodes=0 must be at least 1"),
-        (["--set", "model.name=scatter_linear"], "needs statistics that vaults do not release"),
-        (["--set", "federation.dropout_rate=0.5"], "is for simulated failures"),
+        (["--nodes", "0"], "--nodes=0 "),
+        (["--set", "model.name=scatter_linear"], "scatter_linear"),
+        (["--set", "federation.dropout_rate=0.5"], "federation.dropout_rate"),
     ):
         done = alidpfl("flower", "init", tmp_path / "app", *arguments)
         assert (done.exit_code, why in done.stderr) == (2, True), done.stderr
         assert not (tmp_path / "app").exists()
 
 
-def test_a_policy_that_would_guess_how_clients_differ_says_so(tmp_path):
-    assert "5 is a guess, set method.heterogeneity" in alidpfl("flower", "init", tmp_path / "a", "--nodes", "3").stderr
+def test_a_guessed_heterogeneity_is_told(tmp_path):
+    assert "method.heterogeneity=5" in alidpfl("flower", "init", tmp_path / "a", "--nodes", "3").stderr
     told = alidpfl("flower", "init", tmp_path / "b", "--nodes", "3", "--set", "method.heterogeneity=1")
     assert (told.exit_code, told.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""kill -9 of vaults, SuperNodes and the ServerApp, many times: what was trained is booked, and the run ends.
+"""kill -9 of vaults, SuperNodes and the ServerApp, many times: all that was trained is charged, and the run ends.
 
 A few such kills are in test_deployment.py, hundreds, at every line of the vault's code, in tests/vault/test_kills.py;
 `make nightly` raises the number here to 200.
@@ -18,7 +18,7 @@ ROUNDS = max(8, KILLS // 4)
 
 @pytest.mark.slow
 def test_a_run_survives_many_kills(tmp_path):
-    """Every few seconds something dies, until the number is reached; then the run ends in peace."""
+    """Every few seconds a process is killed. After the last kill the run ends by itself."""
     settings = config(
         federation__max_rounds=ROUNDS,
         federation__quorum=0.3,

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is 
 
 
 def documented_server(loopback: Loopback, port: int) -> str:
-    """The block that the page gives, with this test's ports and keys in place of its own."""
+    """Return the page's nginx block with the ports and keys of this test."""
     (fence,) = (fence for fence in fences(DEPLOY.read_text(encoding="utf-8")) if fence.language == "nginx")
     text = "\n".join(fence.lines)
     for old, new in ((INSIDE, loopback.address), (OUTSIDE, f"listen {at(port)}"), (KEYS, str(loopback.keys))):
@@ -51,7 +51,7 @@ def at(port: int) -> str:
 
 
 def answer(loopback: Loopback, port: int, path: str) -> int:
-    """Status of a request whose path is sent as it stands."""
+    """Return the status of a request. Its path is sent unchanged."""
     trust = ssl.create_default_context(cafile=loopback.keys / "ca.crt")
     connection = http.client.HTTPSConnection("127.0.0.1", port, context=trust, timeout=30)
     try:
@@ -95,7 +95,7 @@ def test_flowers_command_does_not_get_through_it(behind):
 @pytest.mark.parametrize("path", ["/v1/control/list-runs", "/v1/runtime/acquire-task"])
 def test_no_spelling_of_a_path_gets_through_it(behind, path):
     loopback, port = behind
-    assert answer(loopback, loopback.port, path) != 404  # else the test would ask for nothing
+    assert answer(loopback, loopback.port, path) != 404  # otherwise the test would prove nothing
     name = path.removeprefix("/v1/")
     tricks = [
         path,

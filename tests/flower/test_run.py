@@ -1,4 +1,4 @@
-"""The whole run over nodes that answer in this process: the same loop, accounts and directory as a simulated run."""
+"""A run over nodes that answer in this process. It has the same loop, accounts and directory as a simulated run."""
 
 import json
 
@@ -11,7 +11,8 @@ from alidpfl.errors import ConfigError, NodesMissingError
 from alidpfl.flower.config import from_run_config
 from alidpfl.flower.engine import VaultEngine
 from alidpfl.flower.nodes import Failure, gather
-from alidpfl.flower.run import run_over_nodes
+from alidpfl.flower.run import refuse_what_nodes_cannot, run_over_nodes
+from alidpfl.methods import make_method
 from alidpfl.runs import execute
 from alidpfl.store import RunDirectory
 from alidpfl.types import RawSignals, SecantSums
@@ -104,7 +105,7 @@ def test_a_liar_is_left_out_and_training_goes_on(tmp_path, lie):
         hooks={liar: lambda question, _, honest: honest if question == "info" else Failure(code="x", reason="")}
     )
     run_over_nodes(quiet, run_config(tmp_path / "silent"))
-    assert same(weights_of(tmp_path / "lied"), weights_of(tmp_path / "silent"))  # as if it had never answered
+    assert same(weights_of(tmp_path / "lied"), weights_of(tmp_path / "silent"))  # as without its answers
     records = RunDirectory.open(tmp_path / "lied").records()
     assert all(record.aggregated and 1 in {*record.dropped, *record.rejected} for record in records)
 
@@ -121,7 +122,7 @@ def test_lies_about_curvature_cannot_break_the_plan(tmp_path, number):
 
 
 def forged_unchecked(change):
-    """As `forged`, for numbers that JSON writes and our own encoder does not."""
+    """Like `forged`, for values that our own encoder would not write."""
 
     def hook(question, content, honest):
         if question != "train":
@@ -144,10 +145,10 @@ def test_words_in_an_answer_cannot_write_on_the_servers_terminal(tmp_path):
 
 
 def test_an_answer_that_is_too_large_is_not_read(tmp_path):
-    """Right weights, and megabytes of words beside them."""
+    """It has the right weights, and megabytes of text beside them."""
     link = fake_link(hooks={NODE_IDS[0]: forged_unchecked({"words": "x" * 5_000_000})})
     assert run_over_nodes(link, run_config(tmp_path / "out")).rounds == 4
-    assert any("too-large" in line or "has more than" in line for line in link.told)
+    assert any("too-large" in line for line in link.told)
 
 
 def test_garbage_is_no_answer(tmp_path):
@@ -197,7 +198,7 @@ def test_what_a_vault_has_left_bounds_the_next_plan(tmp_path):
 
 
 def test_no_round_asks_for_more_steps_than_any_vault_runs(tmp_path, simulated):
-    """By what they made public: one that says less is cut by its vault, one that says more holds up nobody."""
+    """Vaults make their limits public. A vault with a lower limit is cut, and one with a higher limit slows nobody."""
 
     def limited(steps):
         def hook(question, _content, honest):
@@ -231,7 +232,7 @@ def test_a_vault_may_run_fewer_steps_than_asked_for(tmp_path):
     run_over_nodes(link, run_config(tmp_path / "out", settings))
     records = RunDirectory.open(tmp_path / "out").records()
     assert all(not record.dropped and not record.rejected for record in records)
-    assert [record.cut for record in records] == [{1: 1}] * len(records)  # and the average knows it
+    assert [record.cut for record in records] == [{1: 1}] * len(records)  # and the average uses it
 
 
 def replace_steps(request, steps):
@@ -239,7 +240,7 @@ def replace_steps(request, steps):
 
 
 class Killed(BaseException):
-    """What kill -9 is to this process: nothing below catches it."""
+    """Stands for kill -9: nothing below catches it."""
 
 
 @pytest.mark.parametrize("after_answers", [False, True])
@@ -285,7 +286,7 @@ def test_a_run_that_is_over_is_not_run_again(tmp_path):
 
 def test_a_run_does_not_go_on_with_other_settings(tmp_path):
     link = fake_link(hooks=dict.fromkeys(NODE_IDS, refusing("failed", from_round=1)))
-    with pytest.raises(NodesMissingError, match="3 rounds in a row"):
+    with pytest.raises(NodesMissingError, match=r"^3 "):
         run_over_nodes(link, run_config(tmp_path / "out"))
     with pytest.raises(ConfigError, match=r"privacy\.epsilon=2\.0, not 3\.0"):
         run_over_nodes(link, run_config(tmp_path / "out", config(privacy__epsilon=3.0)))
@@ -302,7 +303,7 @@ def test_without_a_quorum_of_nodes_nothing_is_asked_and_the_run_goes_on_later(tm
         return answers
 
     link.ask = leaving
-    with pytest.raises(NodesMissingError, match="1 of 3 nodes are there and 2 are needed"):
+    with pytest.raises(NodesMissingError, match=r"^1 of 3 .*\b2\b"):
         run_over_nodes(link, run_config(tmp_path / "out"))
     assert [len(node.trained) for node in link.nodes.values()] == [1, 1, 1]
     link.offline, link.ask = set(), honest_ask
@@ -327,7 +328,7 @@ def test_a_node_that_is_away_is_not_waited_for_longer_than_the_grace(tmp_path, n
 
 def test_too_few_nodes_is_an_error_in_time(tmp_path, no_waiting):
     link = fake_link(offline={NODE_IDS[0]})
-    with pytest.raises(NodesMissingError, match=f"2 nodes .* and {CLIENTS} are wanted"):
+    with pytest.raises(NodesMissingError, match=rf"^2 .*\b{CLIENTS}\b"):
         run_over_nodes(link, run_config(tmp_path / "out"))
     assert no_waiting.now < 10
     assert not (tmp_path / "out").exists()
@@ -347,10 +348,10 @@ def test_fewer_nodes_will_do_where_that_was_said(tmp_path):
         ({"terms": {"sample_rate": 1.0, "min_noise_multiplier": 1.0, "release": "update"}}, "noise on the update"),
         (
             {"limits": {"min_clip_norm": 2.0, "max_clip_norm": 3.0, "max_steps_per_round": 9}},
-            "method.clip_norm from 2 to 3",
+            "method.clip_norm",
         ),
-        ({"num_records": 1}, "less than one a batch"),
-        ({"parameters": [["w", [2, 2]]]}, "another model"),
+        ({"num_records": 1}, "num_records=1"),
+        ({"parameters": [["w", [2, 2]]]}, "model.name"),
         ({"num_records": 0}, "num_records"),
         ({"num_records": 10**15}, "num_records"),
     ],
@@ -367,7 +368,7 @@ def test_a_vault_that_does_not_fit_is_left_out_before_it_is_charged(tmp_path, ch
 
 
 def test_of_two_nodes_with_one_vault_neither_is_believed(tmp_path):
-    """Else whoever says an honest node's name and is numbered before it would take its place."""
+    """Otherwise a node that gives an honest node's name, and is numbered before it, would take its place."""
 
     def twin(question, _content, honest):
         told = json.loads(honest) if question == "info" else None
@@ -407,7 +408,7 @@ def test_the_server_needs_no_data_of_its_own(tmp_path, simulated):
 
 
 def secure(question, content, honest):
-    """Says of itself what vaults say whose noise is of the operating system's entropy."""
+    """Makes a node look like a vault with secure noise."""
     if question != "info":
         return honest
     told = json.loads(honest)
@@ -425,9 +426,9 @@ def test_the_model_says_if_the_noise_of_any_node_was_seeded(tmp_path, seeded, sa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"out": "relative"}, "full path"),
+        ({"out": "relative"}, "out="),
         ({"nodes": 0}, "nodes"),
-        ({"federation.dropout_rate": 0.5}, "simulated failures"),
+        ({"federation.dropout_rate": 0.5}, "dropout_rate"),
         ({"privacy.epsilon": -1.0}, "epsilon"),
         ({"unknown": 1}, "unknown"),
     ],
@@ -441,8 +442,19 @@ def test_bad_settings_are_refused_before_anybody_is_asked(tmp_path, change, mess
 
 def test_a_method_that_needs_public_data_is_refused_without_any(tmp_path):
     settings = config(method__name="adap_dpfl", data__validation=0.1)
-    with pytest.raises(ConfigError, match="adap_dpfl looks at the loss on public data"):
+    with pytest.raises(ConfigError, match="evaluate"):
         run_over_nodes(fake_link(settings), run_config(tmp_path / "out", settings, evaluate=False))
+
+
+@pytest.mark.parametrize(("section", "key"), [("method", "name"), ("model", "loss")])
+def test_plug_ins_that_vaults_do_not_have_are_refused(tmp_path, section, key):
+    settings = config()
+    plugged = getattr(settings, section).model_copy(update={key: "from_another_package"})
+    options = from_run_config(run_config(tmp_path / "out"))[1]
+    method = make_method("fedavg_dp", clip_norm=1.0, noise_multiplier=1.0)
+    refuse_what_nodes_cannot(settings, options, method)
+    with pytest.raises(ConfigError, match=rf"{section}\.{key}"):
+        refuse_what_nodes_cannot(settings.model_copy(update={section: plugged}), options, method)
 
 
 def test_a_lists_way_through_flowers_flat_table(tmp_path):
@@ -464,7 +476,7 @@ def _limits(most_steps):
 
 
 def test_nobody_is_asked_for_more_than_its_own_limit(tmp_path):
-    """However many steps another says it would run."""
+    """Also if another node allows many more steps."""
     link = fake_link(hooks={NODE_IDS[0]: _says(limits=_limits(1)), NODE_IDS[1]: _says(limits=_limits(1_000_000))})
     run_over_nodes(link, run_config(tmp_path / "out"))
     asked = {node: {decode_request(content)[0].steps for content in link.nodes[node].trained} for node in NODE_IDS}
@@ -482,11 +494,11 @@ def test_a_limit_beyond_all_measure_is_left_out_and_not_written(tmp_path):
 def test_an_introduction_has_a_size(tmp_path):
     link = fake_link(hooks={NODE_IDS[2]: lambda question, _content, honest: b" " * (2 << 20) + honest})
     run_over_nodes(link, run_config(tmp_path / "out", min_nodes=2))
-    assert any("it introduced itself in 2097" in line for line in link.told)
+    assert any("too-large" in line for line in link.told)
 
 
 def test_a_node_that_does_not_fit_is_not_one_of_those_waited_for(tmp_path, no_waiting):
-    """The third owner's node comes after ten seconds; until then there are three, one of which nobody can use."""
+    """The third owner's node comes after ten seconds. Until then there are three nodes, but one does not fit."""
     link = fake_link(offline={NODE_IDS[2]})
     link.nodes[99] = type(link.nodes[NODE_IDS[0]])(config(), 0)
     link.hooks[99] = _says(num_records=1)

@@ -1,4 +1,4 @@
-"""Ways to damage a file: what a bad disk, an editor, or somebody with intent makes of it."""
+"""Damage files as a bad disk, an editor or an attacker would."""
 
 import json
 
@@ -13,7 +13,7 @@ _DEEP = "[" * 20_000 + "]" * 20_000
 
 @st.composite
 def damaged(draw, content: bytes) -> bytes:
-    """Some bytes flipped, overwritten, put in, taken out or doubled; the end cut off, or something else altogether."""
+    """Draw `content` with bytes flipped, overwritten, inserted, deleted or doubled, cut off, or replaced."""
     for _ in range(draw(st.integers(1, 3))):
         content = draw(_once(content))
     return content
@@ -54,7 +54,7 @@ _pieces = st.one_of(
 
 @st.composite
 def edited(draw, document):
-    """The JSON document with one value, anywhere in it, changed for an odd one, taken out, or doubled under a name."""
+    """Draw the JSON document with one value changed to an odd one, deleted, or copied to a new key."""
     document = json.loads(json.dumps(document))
     path = draw(st.sampled_from(list(_paths(document))))
     if not path:

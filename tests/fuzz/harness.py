@@ -1,4 +1,4 @@
-"""What every fuzz test is held to: it works, or it is refused in one clear line; no hang, no memory without bound."""
+"""The rules of every fuzz test: input works or is refused in one clear line, in bounded time and memory."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ from alidpfl.errors import AliDpflError
 from tests.runs.command import alidpfl
 
 FACTOR = int(os.environ.get("ALIDPFL_FUZZ", "1"))
-"""How many times the examples of CI; above 1 they are drawn anew every time: `make fuzz`."""
+"""Multiplies the number of examples. Above 1, as in `make fuzz`, every run draws new examples."""
 
 _SECONDS = 30
 _LONGEST_TEXT = 2000
@@ -19,7 +19,7 @@ _ROOM = 1 << 30  # bytes that a single call may take beyond what the process has
 
 
 def examples(count: int) -> settings:
-    """So many examples in CI, always the same ones."""
+    """Set the number of examples. CI always draws the same ones."""
     unhealthy = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
     return settings(
         max_examples=count * FACTOR,
@@ -31,7 +31,7 @@ def examples(count: int) -> settings:
 
 
 def fine_or_refused(work, never: tuple[str, ...] = ()):
-    """The result of `work`, or None where it was refused in our words, `never` with these in them."""
+    """Return the result of `work`, or None if alidpfl refused it. The error must not contain any text of `never`."""
     try:
         with _bounded():
             return work()
@@ -41,7 +41,7 @@ def fine_or_refused(work, never: tuple[str, ...] = ()):
 
 
 def command(*arguments) -> tuple[int, str]:
-    """Exit status and everything told by the command, which must be 0, or 2 and one line."""
+    """Return the exit status and the output of a command. The status must be 0, or 2 with one line."""
     with _bounded():
         done = alidpfl(*arguments)
     told = done.stdout + done.stderr
@@ -55,7 +55,7 @@ def command(*arguments) -> tuple[int, str]:
 
 
 def check_text(text: str, never: tuple[str, ...] = ()) -> None:
-    """One clear line, whatever was in the file that it is about."""
+    """Check that an error is one short printable line."""
     assert not [mark for mark in never if mark in text], text
     assert text.strip()
     assert len(text) <= _LONGEST_TEXT, text[:300]
@@ -65,7 +65,7 @@ def check_text(text: str, never: tuple[str, ...] = ()) -> None:
 
 @contextmanager
 def _bounded():
-    """In seconds of the processor (others may be at work on it), in the clock's where it waits, and in memory."""
+    """Limit processor time, waiting time and memory of the block."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""A run directory that was damaged or edited: shown, compared, reported or resumed, it is whole or refused."""
+"""Damaged or edited run directories: `show`, `compare`, `report` and `resume` work or refuse them."""
 
 import json
 import math
@@ -24,7 +24,7 @@ FILES = ("config.toml", "checkpoint.safetensors", "statistics.safetensors", "loc
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of three rounds, and with it files that only other kinds of runs have."""
+    """Make a run of three rounds, with files that only other kinds of runs have."""
     out = tmp_path_factory.mktemp("whole") / "run"
     execute(config(federation__max_rounds=3, run__evaluate_every=1), out)
     member = {"node": "5", "vault": "a", "num_records": 10, "most_steps": 3}
@@ -36,7 +36,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def copy(whole, tmp_path):
-    """Puts a fresh copy in place; unfinished, so that it can be resumed, where `is_finished` is False."""
+    """Return a function that copies the run. With `is_finished=False` the copy can be resumed."""
 
     def made(is_finished=True):
         out = tmp_path / "run"
@@ -98,7 +98,7 @@ def test_an_edited_run_is_resumed_or_refused(copy, whole, data, name):
 
 
 def test_a_summary_with_numbers_that_json_has_not_is_printed(copy):
-    """What fuzzing found: a NaN below the first level."""
+    """Fuzzing found a NaN below the first level."""
     out = copy(is_finished=True)
     document = json.loads((out / "summary.json").read_text())
     document["client_epsilon"]["0"] = math.nan

@@ -1,4 +1,4 @@
-"""What sets the methods apart, and that every one of them shares what the loop needs."""
+"""The contract of every method, and the changes that each one makes."""
 
 import copy
 import json
@@ -9,7 +9,7 @@ import torch
 from alidpfl.dpsgd import PerSampleClipper, RandomStream, cross_entropy
 from alidpfl.errors import ConfigError, UnsupportedModelError
 from alidpfl.federation.tensors import flatten, trained
-from alidpfl.methods import DEFAULT_POLICIES, METHODS, AdapDpfl, PeDpfl, make_method
+from alidpfl.methods import METHODS, AdapDpfl, PeDpfl, make_method
 from alidpfl.models.cnn import paper_cnn
 from alidpfl.policies import POLICIES
 from alidpfl.types import ClientUpdate
@@ -25,12 +25,28 @@ def update(client: int, gradient_norm: float | None) -> ClientUpdate:
 def test_every_method_keeps_the_contract(name):
     method = make_method(name, **NUMBERS)
     assert method.name == name
-    assert DEFAULT_POLICIES[name] in POLICIES
+    assert METHODS[name].default_policy in POLICIES
     state = json.loads(json.dumps(method.start()))
-    assert method.numbers(state, client=3).clip_norm == 1.0
-    assert method.numbers(state, client=3).noise_multiplier == 1.1
+    assert method.clip_and_noise(state, client=3).clip_norm == 1.0
+    assert method.clip_and_noise(state, client=3).noise_multiplier == 1.1
     later = method.observe(state, [update(0, 0.5)], public_loss=1.0)
     assert json.loads(json.dumps(later)) == later
+
+
+def test_default_policies_are_those_of_the_papers():
+    found = {name: (method.default_policy, method.default_local_steps) for name, method in METHODS.items()}
+    assert found["fedavg_dp"] == ("fixed", 1)
+    assert found["ali_dpfl"][0] == "ali"
+    assert found["adap_dpfl"] == found["pe_dpfl"] == ("fixed", 3)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_objectives_use_the_given_loss(name):
+    def zero(outputs, targets):
+        return 0 * cross_entropy(outputs, targets)
+
+    objective = make_method(name, **NUMBERS).objective(torch.nn.Linear(4, 2), zero)
+    assert torch.equal(objective.loss(objective.model(torch.ones(3, 4)), torch.tensor([0, 1, 1])), torch.zeros(3))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -53,7 +69,7 @@ def test_objectives_can_be_clipped_exactly(name):
 
 
 def test_unknown_methods_and_settings_are_named():
-    with pytest.raises(ConfigError, match="did you mean 'fedavg_dp'"):
+    with pytest.raises(ConfigError, match=r"method='fedavg'.*'fedavg_dp'"):
         make_method("fedavg", **NUMBERS)
     with pytest.raises(ConfigError, match="momentum"):
         make_method("fedavg_dp", momentum=0.9, **NUMBERS)
@@ -64,29 +80,29 @@ class TestAdapDpfl:
 
     def test_each_clients_clip_norm_follows_its_own_noised_gradients(self):
         state = self.method.observe(self.method.start(), [update(0, 0.25), update(1, 100.0), update(2, 0.0)], None)
-        assert self.method.numbers(state, 0).clip_norm == 0.5
-        assert self.method.numbers(state, 1).clip_norm == self.method.largest_clip_norm
-        assert self.method.numbers(state, 2).clip_norm == self.method.smallest_clip_norm
-        assert self.method.numbers(state, 3).clip_norm == 1.0  # never heard of
+        assert self.method.clip_and_noise(state, 0).clip_norm == 0.5
+        assert self.method.clip_and_noise(state, 1).clip_norm == self.method.largest_clip_norm
+        assert self.method.clip_and_noise(state, 2).clip_norm == self.method.smallest_clip_norm
+        assert self.method.clip_and_noise(state, 3).clip_norm == 1.0  # never heard of
 
     @pytest.mark.parametrize("lie", [float("nan"), float("inf"), -1.0])
     def test_a_lying_client_gets_a_clip_norm_within_bounds(self, lie):
         state = self.method.observe(self.method.start(), [update(0, lie)], None)
-        clip_norm = self.method.numbers(state, 0).clip_norm
+        clip_norm = self.method.clip_and_noise(state, 0).clip_norm
         assert self.method.smallest_clip_norm <= clip_norm <= self.method.largest_clip_norm
 
     def test_noise_falls_after_three_falls_of_the_public_loss_in_a_row(self):
         state, noises = self.method.start(), []
         for loss in (1.0, 0.9, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4):
             state = self.method.observe(state, [], loss)
-            noises.append(self.method.numbers(state, 0).noise_multiplier)
+            noises.append(self.method.clip_and_noise(state, 0).noise_multiplier)
         # 0.95 > 0.9 breaks the first row; 0.95, 0.9, 0.8, 0.7 is the first of three falls, then counting starts anew.
         assert noises == pytest.approx([1.1] * 5 + [0.99] * 3 + [0.891])
 
     def test_settings_out_of_range_are_named(self):
         with pytest.raises(ConfigError, match=r"noise_decay=1\.5"):
             AdapDpfl(**NUMBERS, noise_decay=1.5)
-        with pytest.raises(ConfigError, match="clip_norm=1"):
+        with pytest.raises(ConfigError, match=r"clip_norm=1\.0 .*largest_clip_norm=0\.5"):
             AdapDpfl(**NUMBERS, largest_clip_norm=0.5)
 
 

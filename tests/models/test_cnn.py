@@ -1,8 +1,10 @@
+"""The convolutional networks: sizes, and images that do not fit."""
+
 import pytest
 import torch
 
 from alidpfl.errors import ConfigError
-from alidpfl.models.cnn import paper_cnn
+from alidpfl.models.cnn import compact_cnn, paper_cnn
 
 
 @pytest.mark.parametrize(("shape", "params"), [((1, 28, 28), 582_026), ((3, 32, 32), 878_538)])
@@ -13,7 +15,7 @@ def test_parameter_counts_of_the_paper(shape, params):
 
 
 def test_too_small_images_are_named():
-    with pytest.raises(ConfigError, match=r"input_shape=\(1, 12, 28\) is too small .* at least 16"):
+    with pytest.raises(ConfigError, match=r"input_shape=\(1, 12, 28\)"):
         paper_cnn((1, 12, 28))
     assert paper_cnn((1, 16, 16))(torch.zeros(1, 1, 16, 16)).shape == (1, 10)
 
@@ -21,3 +23,14 @@ def test_too_small_images_are_named():
 def test_too_few_classes_are_named():
     with pytest.raises(ConfigError, match="num_classes=1"):
         paper_cnn((1, 28, 28), num_classes=1)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 17, 30), (1, 28, 28)])
+def test_the_compact_network_takes_images_of_any_side(shape):
+    assert compact_cnn(shape, num_classes=4)(torch.zeros(2, *shape)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("build", [compact_cnn, paper_cnn])
+def test_vectors_are_refused(build):
+    with pytest.raises(ConfigError, match=r"\(60,\)"):
+        build((60,))

@@ -1,4 +1,4 @@
-"""The whole answer."""
+"""The whole plan."""
 
 import json
 import math
@@ -10,12 +10,12 @@ import torch
 
 from alidpfl import Privacy, federate
 from alidpfl.errors import BudgetExceededError, ConfigError
-from alidpfl.planner import Wishes, make_plan
-from alidpfl.planner.policy_paths import Mechanism, courses
+from alidpfl.planner import PlanRequest, make_plan
+from alidpfl.planner.policy_paths import PlannedRun, policy_paths
 from alidpfl.policies import make_policy
-from alidpfl.privacy import SampledGaussian, epsilon, max_steps
+from alidpfl.privacy import PrivacyBudget, SampledGaussian, epsilon, max_steps
 
-PAPER = Wishes(
+PAPER = PlanRequest(
     epsilon=2.0,
     delta=1e-5,
     clients=10,
@@ -90,7 +90,7 @@ def test_the_document_is_json_with_what_was_promised(plan):
 
 
 def test_a_searched_plan_has_a_front_with_one_recommended():
-    found = make_plan(Wishes(epsilon=4.0, delta=1e-5, clients=5, samples=5_000, max_rounds=20, max_epochs=5.0))
+    found = make_plan(PlanRequest(epsilon=4.0, delta=1e-5, clients=5, samples=5_000, max_rounds=20, max_epochs=5.0))
     document = json.loads(json.dumps(found.to_json(), allow_nan=False))
     chosen = [row for row in document["pareto"] if row["recommended"]]
     assert len(chosen) == 1
@@ -100,27 +100,27 @@ def test_a_searched_plan_has_a_front_with_one_recommended():
 
 
 @pytest.mark.parametrize("policy", ["ratio", "fixed", "ali", "corrected"])
-def test_the_course_is_what_training_does(policy):
+def test_a_policy_path_is_what_training_does(policy):
     """The planner asks the same policies as the loop: their τ agree round by round (no curvature is resolved here)."""
     clients = [(torch.randn(100, 5), torch.randint(2, (100,))) for _ in range(2)]
     privacy = Privacy(epsilon=2.0, delta=1e-3, sample_rate=0.2, noise_multiplier=2.0)
-    wishes = Wishes(epsilon=2.0, delta=1e-3, clients=2, samples=200, max_rounds=9, num_params=12)
-    most = max_steps(wishes.budget, 0.2, 2.0)
+    request = PlanRequest(epsilon=2.0, delta=1e-3, clients=2, samples=200, max_rounds=9, num_params=12)
+    most = max_steps(request.budget, 0.2, 2.0)
     assert most % 9 != 0
     chosen = make_policy("fixed", local_steps=most // 9) if policy == "fixed" else policy
     with federate(
         torch.nn.Linear(5, 2), clients, privacy=privacy, max_rounds=9, learning_rate=1e-6, policy=chosen, seed=1
     ) as federation:
         ran = [record.local_steps for record in federation]
-    mechanism = Mechanism(sample_rate=0.2, noise_multiplier=2.0, max_steps=most, max_rounds=9)
-    planned = {course.policy: course for course in courses(wishes, mechanism)}[policy]
+    run = PlannedRun(sample_rate=0.2, noise_multiplier=2.0, max_steps=most, max_rounds=9)
+    planned = {path.policy: path for path in policy_paths(request, run)}[policy]
     assert list(planned.local_steps) == ran
     assert len(set(ran)) == (1 if policy == "fixed" else 2)
 
 
 def test_nothing_is_measured_before_the_first_round():
-    mechanism = Mechanism(sample_rate=0.015, noise_multiplier=1.1, max_steps=716, max_rounds=158)
-    found = {course.policy: course.local_steps for course in courses(PAPER, mechanism)}
+    run = PlannedRun(sample_rate=0.015, noise_multiplier=1.1, max_steps=716, max_rounds=158)
+    found = {path.policy: path.local_steps for path in policy_paths(PAPER, run)}
     assert found["paper"][0] == found["reference"][0] == 1 < max(found["paper"])
 
 
@@ -139,36 +139,39 @@ def test_more_steps_than_are_counted_are_drawn_as_far_as_they_are():
 @pytest.mark.parametrize("max_rounds", [1, 7, 158])
 @pytest.mark.parametrize("max_steps", [1, 158, 4321])
 def test_no_policy_ever_plans_past_a_budget(max_rounds, max_steps):
-    wishes = replace(PAPER, max_rounds=max_rounds, curvature=0.01)
-    mechanism = Mechanism(sample_rate=0.015, noise_multiplier=1.1, max_steps=max_steps, max_rounds=max_rounds)
-    for course in courses(wishes, mechanism):
-        assert sum(course.local_steps) <= max_steps
-        assert 1 <= len(course.local_steps) <= max_rounds
-        assert min(course.local_steps) >= 1
+    request = replace(PAPER, max_rounds=max_rounds, curvature=0.01)
+    run = PlannedRun(sample_rate=0.015, noise_multiplier=1.1, max_steps=max_steps, max_rounds=max_rounds)
+    for path in policy_paths(request, run):
+        assert sum(path.local_steps) <= max_steps
+        assert 1 <= len(path.local_steps) <= max_rounds
+        assert min(path.local_steps) >= 1
 
 
-def test_a_budget_for_less_than_a_step_says_which_noise_would_do():
+def test_a_budget_for_less_than_a_step_says_which_noise_and_which_epsilon_would_do():
     with pytest.raises(BudgetExceededError) as error:
         make_plan(replace(PAPER, epsilon=0.01))
-    told = str(error.value)
-    needed = float(re.search(r"noise_multiplier=([\d.]+) pays", told)[1])
+    asked, needed = (float(number) for number in re.findall(r"noise_multiplier=([\d.]+)", str(error.value)))
+    assert asked == 1.1
     cost = epsilon([SampledGaussian(sample_rate=0.015, noise_multiplier=needed, steps=158)], 1e-5)
     assert cost <= 0.01
-    assert "raise epsilon to 0.2305" in told
+    assert "0.2305" in str(error.value)
+    assert max_steps(PrivacyBudget(epsilon=0.2305, delta=1e-5), 0.015, 1.1) >= 1
 
 
-def test_what_is_wrong_is_noted():
-    bad = replace(PAPER, delta=1e-3, smallest_client=10)
-    notes = " ".join(make_plan(bad).notes)
-    assert "expects 0.15 records a batch" in notes
-    assert "no curvature is known" in notes
-    assert "delta" not in notes  # 1e-3 is below 1/10
-    assert "would allow one of its records" in " ".join(make_plan(replace(bad, delta=0.1)).notes)
-    hopeless = make_plan(replace(PAPER, samples=200, sample_rate=0.1, noise_multiplier=4.0))
-    assert "would drown in the noise" in " ".join(hopeless.notes)
-    assert "no curvature" not in " ".join(make_plan(replace(PAPER, curvature=0.1)).notes)
+def test_notes_warn_of_a_small_batch_a_large_delta_a_low_signal_and_an_unknown_curvature():
+    def notes(**changes):
+        return " ".join(make_plan(replace(PAPER, accountant="rdp", **changes)).notes)
+
+    small = notes(delta=1e-3, smallest_client=10)
+    assert "0.15 records" in small
+    assert "curvature" in small
+    assert "delta" not in small  # 1e-3 is below 1/10
+    assert "delta=0.1 is not below 1/n" in notes(delta=0.1, smallest_client=10)
+    assert "signal-to-noise is" in notes(samples=200, sample_rate=0.1, noise_multiplier=4.0)
+    assert "signal-to-noise is" not in small
+    assert "curvature" not in notes(curvature=0.1)
 
 
 def test_an_unknown_accountant_gets_the_nearest():
-    with pytest.raises(ConfigError, match="pld"):
+    with pytest.raises(ConfigError, match=r"accountant='plt'.*'pld'"):
         make_plan(replace(PAPER, accountant="plt"))

@@ -10,9 +10,9 @@ PAPER = ("--sample-rate", "0.015", "--noise-multiplier", "1.1", "--model", "cnn"
 
 
 def test_the_papers_setting_in_json(alidpfl):
-    wishes = ("--epsilon", "2", "--delta", "1e-5", "--clients", "10", "--samples", "60000", "--max-rounds", "158")
+    budgets = ("--epsilon", "2", "--delta", "1e-5", "--clients", "10", "--samples", "60000", "--max-rounds", "158")
     limits = ("--time-limit", "2h", "--seconds-per-round", "13", "--traffic-limit", "5GB")
-    done = alidpfl("plan", *wishes, *PAPER, *limits, "--json")
+    done = alidpfl("plan", *budgets, *PAPER, *limits, "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["max_steps"] == {"rdp-paper": 314, "rdp": 547, "pld": 716}
@@ -24,23 +24,15 @@ def test_the_papers_setting_in_json(alidpfl):
     assert plan["epsilon_spent"] <= 2.0
 
 
-def test_the_tables_fit_eighty_columns_and_say_it_all(alidpfl, searched):
+def test_the_tables_fit_eighty_columns_and_hold_every_accountant_and_policy(alidpfl, searched):
     done = alidpfl("plan", *SEARCH)
     assert done.returncode == 0, done.stderr
     tables = [line for line in done.stdout.splitlines() if line.startswith(("┃", "│", "┏", "└"))]
     assert max(map(len, tables)) <= 80
-    for word in (
-        "rdp-paper",
-        "pld",
-        "ratio",
-        "corrected",
-        "recommended",
-        "signal-to-noise",
-        "unused",
-        "does not cover",
-    ):
-        assert word in done.stdout
-    assert f"q = {searched['sample_rate']:g}, σ = {searched['noise_multiplier']:g} (recommended)" in done.stdout
+    for name in (*searched["max_steps"], *searched["policies"]):
+        assert name in done.stdout
+    for value in (searched["sample_rate"], searched["noise_multiplier"], *searched["max_steps"].values()):
+        assert f"{value:g}" in done.stdout
 
 
 def test_what_was_asked_before_is_answered_without_the_accountants(process, searched, tmp_path):
@@ -55,24 +47,24 @@ def test_what_was_asked_before_is_answered_without_the_accountants(process, sear
 
 
 @pytest.mark.parametrize(
-    ("wish", "says"),
+    ("options", "named"),
     [
-        (("--max-rounds", "0"), "one round is the least"),
-        (("--epsilon", "0.01", "--accountant", "rdp-paper"), "raise epsilon"),
-        (("--epsilon", "0.01", *PAPER), "raise epsilon to 0.2305 or more"),
-        (("--traffic-limit", "1MB", "--model", "cnn"), "46,562,080 bytes carries one round"),
-        (("--time-limit", "10s", "--seconds-per-round", "13"), "possible from 13 s on"),
-        (("--time-limit", "soon", "--seconds-per-round", "13"), "time_limit='soon' must be a duration"),
-        (("--model", "cnm"), "did you mean 'cnn'"),
-        (("--accountant", "pdl"), "pld"),
+        (("--max-rounds", "0"), "max_rounds=0"),
+        (("--epsilon", "0.01", "--accountant", "rdp-paper"), "epsilon=0.01"),
+        (("--epsilon", "0.01", *PAPER), "0.2305"),
+        (("--traffic-limit", "1MB", "--model", "cnn"), "46,562,080 bytes"),
+        (("--time-limit", "10s", "--seconds-per-round", "13"), "13 s"),
+        (("--time-limit", "soon", "--seconds-per-round", "13"), "time_limit='soon'"),
+        (("--model", "cnm"), "'cnn'"),
+        (("--accountant", "pdl"), "'pld'"),
         (("--epsilon", "-1"), "epsilon=-1"),
-        (("--plot", "plan.jpg", *SEARCH), "extension must be .png or .svg"),
+        (("--plot", "plan.jpg", *SEARCH), "plan.jpg"),
     ],
 )
-def test_impossible_wishes_get_an_answer(alidpfl, searched, wish, says):
-    done = alidpfl("plan", *wish)
+def test_an_impossible_request_is_refused_in_one_line(alidpfl, searched, options, named):
+    done = alidpfl("plan", *options)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert named in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
@@ -101,21 +93,21 @@ def test_run_uses_the_plan(alidpfl, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "named"),
     [
-        (("--plan", "manual"), "only auto is known"),
-        (("--max-epochs", "5"), "limits --plan auto"),
-        (("--plan", "auto", "--set", "privacy.max_steps=5"), "privacy.max_steps=5 is for --plan auto to choose"),
+        (("--plan", "manual"), "manual"),
+        (("--max-epochs", "5"), "--plan auto"),
+        (("--plan", "auto", "--set", "privacy.max_steps=5"), "privacy.max_steps=5"),
         (("--plan", "auto", "--set", "privacy.noise_multiplier=2"), "privacy.noise_multiplier=2"),
         (("--plan", "auto", "--set", "federation.clients_per_round=2"), "federation.clients_per_round=2"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused(alidpfl, tmp_path, options, says):
+def test_a_plan_that_cannot_be_is_refused(alidpfl, tmp_path, options, named):
     done = alidpfl(
         "run", "--set", "data.name=synthetic", "--set", "model.name=linear", *options, "--out", tmp_path / "r"
     )
     assert done.returncode == 2
-    assert says in done.stderr
+    assert named in done.stderr
     assert not (tmp_path / "r").exists()
 
 

@@ -1,4 +1,4 @@
-"""What holds for every policy, whatever it is told."""
+"""Properties of every policy, for any situation."""
 
 import math
 from dataclasses import replace
@@ -93,7 +93,7 @@ def test_no_run_passes_its_budget_when_history_is_not_as_planned(policy):
 @POLICY
 @pytest.mark.parametrize("spent", [317, 400])
 def test_nothing_left_is_an_error_that_says_so(policy, spent, situation):
-    with pytest.raises(ConfigError, match=rf"steps_spent={spent} leaves nothing of max_steps=317: end the run"):
+    with pytest.raises(ConfigError, match=rf"steps_spent={spent} .*max_steps=317"):
         policy.decide(replace(situation, steps_spent=spent, curvature=0.1, raw_curvature=0.1))
 
 

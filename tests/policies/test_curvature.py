@@ -1,4 +1,4 @@
-"""The private curvature, on quadratics whose curvature is known."""
+"""The private curvature, on quadratics of known curvature."""
 
 import json
 import math

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from alidpfl.policies import make_policy, noise_power, paper_bound
+from alidpfl.errors import ConfigError
+from alidpfl.policies import heterogeneity_for, make_policy, noise_power, paper_bound
 from tests.policies.conftest import BASE
 
 
@@ -84,3 +85,14 @@ def test_without_a_signal(situation):
     assert make_policy("ali").decide(told).local_steps == make_policy("ratio").decide(told).local_steps == 2
     assert make_policy("corrected").decide(told).why == "curvature not resolved: ratio"
     assert make_policy("reference").decide(replace(told, raw_curvature=1.0)).heterogeneity == 10.0
+
+
+def test_heterogeneity_as_the_paper_sets_it():
+    known = {None: 0.0, 1e-6: 10.0, 0.05: 10.0, 0.5: 5.0, 1.0: 1.0, 50.0: 1.0}
+    assert {beta: heterogeneity_for(beta) for beta in known} == pytest.approx(known)
+    assert heterogeneity_for(math.sqrt(0.05 * 0.5)) == pytest.approx(7.5)  # half way in log β
+    between = [heterogeneity_for(0.05 * 1.05**i) for i in range(62)]
+    assert between == sorted(between, reverse=True)
+    for beta in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="dirichlet_beta"):
+            heterogeneity_for(beta)

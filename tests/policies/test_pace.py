@@ -103,7 +103,7 @@ def test_the_cap_stops_a_runaway(situation):
 @pytest.mark.parametrize("limit", [0.99, 0, -1, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["ali", "paper", "reference", "fixed"])
 def test_a_cap_below_the_even_pace_is_refused(limit, name):
-    with pytest.raises(ConfigError, match=r"pace_limit=.* must be 1 or more"):
+    with pytest.raises(ConfigError, match=f"pace_limit={limit}"):
         make_policy(name, pace_limit=limit)
 
 

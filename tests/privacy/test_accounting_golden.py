@@ -5,7 +5,8 @@ import math
 import dp_accounting
 import pytest
 
-from alidpfl.privacy import ORDERS, PrivacyBudget, SampledGaussian, epsilon, max_steps
+from alidpfl.privacy import PrivacyBudget, SampledGaussian, epsilon, max_steps
+from alidpfl.privacy.accountants import ORDERS
 from reproduction import paper
 
 SAMPLE_RATE, NOISE_MULTIPLIER, DELTA = 0.015, 1.1, 1e-5

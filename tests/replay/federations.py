@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from alidpfl.errors import AliDpflError
-from alidpfl.federation.federation import Federation, make_ledger
+from alidpfl.federation.loop import Federation
+from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.settings import FederationSettings
 from alidpfl.methods import METHODS, Method, make_method
-from alidpfl.models import ModelName, make_model
+from alidpfl.models import MODELS as MODEL_REGISTRY
+from alidpfl.models import make_model
 from alidpfl.policies import POLICIES, make_policy
 from alidpfl.privacy import PrivacyBudget
 from alidpfl.simulation import simulate
@@ -31,7 +33,7 @@ NEIGHBOURS = (Neighbour(0, 0), Neighbour(1, 4), Neighbour(0, 13), Neighbour(2, 0
 """First, middle, last, and one that was its client's only record: without it, all batches are empty."""
 SAMPLE_RATE, NOISE, CLIP_NORM, CLASSES = 0.4, 1.0, 0.3, 3
 IMAGE, VECTOR = (1, 16, 16), (40,)
-MODELS: tuple[ModelName, ...] = get_args(ModelName)
+MODELS = tuple(MODEL_REGISTRY.shipped)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class Setting:
     method: str
     options: tuple[tuple[str, Any], ...]
     policy: str
-    model: ModelName
+    model: str
 
     def __str__(self) -> str:
         method = "-".join([self.method, *(str(value) for _, value in self.options)])
@@ -102,7 +104,7 @@ def federation(setting: Setting, data: SimulationData, *, noise: NoiseKind = "ga
     )
 
 
-def neighbours(model: ModelName, neighbour: Neighbour, hostile: str) -> tuple[SimulationData, SimulationData]:
+def neighbours(model: str, neighbour: Neighbour, hostile: str) -> tuple[SimulationData, SimulationData]:
     """D with the hostile record, and D' with another one in its place, which no coin ever reaches."""
     random = torch.Generator().manual_seed(3)
     shape = VECTOR if model == "scatter_linear" else IMAGE

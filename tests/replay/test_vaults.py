@@ -55,9 +55,9 @@ def test_every_byte_that_leaves_a_vault(tmp_path, caplog, model, release, record
     for has_it in (True, False):
         folder = _enrolled(tmp_path / str(has_it), model, release, record, has_it)
         with Watch(NEIGHBOUR, follows=watch) as watch, opened(folder) as vault:
-            vault._clock = lambda: 0
+            vault.clock = lambda: 0
             if has_it:
-                records = vault._trainer._data.inputs  # files with NaN are refused, and the vault must not rest on it
+                records = vault.trainer._data.inputs  # files with NaN are refused, and the vault must not rest on it
                 records[NEIGHBOUR.place] = HOSTILE[record](records[NEIGHBOUR.place])
             told.append([_asked(vault), list(vault.ledger.book.reservations.values())])
         told[-1].append(_status(folder.path))

@@ -4,10 +4,10 @@ import json
 from dataclasses import asdict
 
 import pytest
-from reproduction.grid import cells, load_grid
 from typer.testing import CliRunner
 
 from alidpfl.runs import execute, load_config
+from reproduction.grid import cells, load_grid
 from tests.reproduction.made import made_result
 
 SETTINGS = ["data.name=synthetic", "data.clients=3", "model.name=linear", "federation.max_rounds=6", "run.processes=1"]
@@ -30,7 +30,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def results(tmp_path_factory):
-    """A folder of results as `reproduce` leaves it, with figures that nobody could have measured."""
+    """A folder of results like that of `reproduce`, with invented figures."""
     folder, lines = tmp_path_factory.mktemp("results"), []
     methods = [*(f"fedavg_dp:tau={steps}" for steps in (1, 2, 3, 5, 10)), "ali_dpfl", "ours:ali"]
     for place, cell in enumerate(cells(load_grid("small"), datasets=["mnist"], methods=methods, seeds=2)):

@@ -5,10 +5,9 @@ import pytest
 from rich.console import Console
 
 from alidpfl.reporting import RunSnapshot, tables
-from alidpfl.reporting.comparison import comparison
 from alidpfl.reporting.report_page import caveats
 from alidpfl.reporting.snapshot import NOT_COVERED
-from alidpfl.reporting.tables import summary_table
+from alidpfl.reporting.tables import comparison, summary_table
 from alidpfl.store import RunDirectory
 from alidpfl.types import StopReason
 from tests.reporting.runs import CONFIG, SUMMARY, make_run
@@ -33,7 +32,7 @@ def rows(*table):
     return {first: rest for first, *rest in cells if rest}
 
 
-def test_a_run_over_vaults_says_whose_records_they_are(tmp_path):
+def test_a_run_over_vaults_names_the_owners_as_source(tmp_path):
     path = make_run(tmp_path / "deployed", summary={**SUMMARY, "randomness": "secure", "is_synthetic": True})
     RunDirectory.open(path).write_members({"run": "x", "clients": [{"node": "1"}, {"node": "2"}]})
     shown = rows(summary_table(RunSnapshot.load(path)))
@@ -222,7 +221,7 @@ def test_noise_on_a_grid_is_called_so():
 
 
 def test_rounds_in_which_nobody_answered_are_told(tmp_path):
-    """They cost what others cost, and the model is as it was."""
+    """They are charged, and do not change the model."""
     lost = RunSnapshot.load(make_run(tmp_path / "lost", rounds=3, aggregated=False))
     assert rows(summary_table(lost))["WARNING"][0].startswith("in 3 rounds")
     assert any("3 rounds" in caveat for caveat in caveats(lost))

@@ -1,4 +1,4 @@
-"""Rounds that runs have in common are trained once, and nobody could tell."""
+"""Rounds that runs share are trained once, and results do not change."""
 
 import os
 from dataclasses import replace
@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 import torch
-from reproduction.grid import cells, load_grid
-from reproduction.shared_rounds import SharedRounds, rounds_folder
 
 from alidpfl.errors import ConfigError
 from alidpfl.runs import execute, load_config, simulated
 from alidpfl.types import ClientPlan, ClientUpdate, SecantSums
 from reproduction import shared_rounds
+from reproduction.grid import cells, load_grid
+from reproduction.shared_rounds import SharedRounds, rounds_folder
 
 BASE = {
     "data.name": "synthetic",
@@ -35,7 +35,7 @@ def config_of(**changes):
 
 
 class Counting:
-    """An engine that counts what it is asked to train."""
+    """An engine that counts the plans that it trains."""
 
     def __init__(self, engine):
         self.engine, self.trained = engine, 0
@@ -49,14 +49,14 @@ class Counting:
 
 
 def run(config, out, rounds):
-    """The run's files, and how many clients were trained for it."""
+    """Run a configuration; return its files, and the number of plans that were trained for it."""
     engines = []
 
-    def around(engine):
+    def wrap(engine):
         engines.append(Counting(engine))
         return SharedRounds(engines[0], config, rounds)
 
-    execute(config, out, preparation=partial(simulated, wrap=around))
+    execute(config, out, preparation=partial(simulated, wrap=wrap))
     return files_of(out), engines[0].trained
 
 
@@ -72,7 +72,7 @@ def alone(config, out):
 FIXED = {"method__name": "fedavg_dp", "method__local_steps": 3}
 
 
-def test_a_larger_budget_goes_on_where_a_smaller_one_ended(tmp_path):
+def test_a_larger_budget_continues_a_smaller_one(tmp_path):
     short, longer = config_of(**FIXED, privacy__epsilon=1.0), config_of(**FIXED, privacy__epsilon=1.5)
     first, trained_first = run(short, tmp_path / "short", tmp_path)
     second, trained_second = run(longer, tmp_path / "longer", tmp_path)
@@ -86,7 +86,7 @@ def test_a_larger_budget_goes_on_where_a_smaller_one_ended(tmp_path):
 
 @pytest.mark.parametrize("policies", [("ali", "ratio"), ("ratio", "ali")])
 def test_policies_share_where_they_agree(tmp_path, policies):
-    """Only `ali` asks for secants; neither order may change what it is told, or tell the other more than it asked."""
+    """Only `ali` asks for secants. The order of the runs must not change what either of them receives."""
     configs = [config_of(method__policy=policy) for policy in policies]
     shared = [run(config, tmp_path / config.policy, tmp_path) for config in configs]
     for config, (files, _) in zip(configs, shared, strict=True):
@@ -119,7 +119,7 @@ def test_what_differs_is_not_shared(tmp_path, change):
 
 
 def test_a_setting_that_only_one_method_has_is_not_shared(tmp_path):
-    """Rows of the search differ by nothing else."""
+    """Some rows of the search differ in nothing else."""
     one = FIXED | {"method__name": "pe_dpfl"}
     run(config_of(**one), tmp_path / "one", tmp_path)
     config = config_of(**one, method__options__regularisation=0.1)
@@ -159,7 +159,7 @@ class Made:
 PLAN = ClientPlan(client=2, round=3, sample_rate=0.1, noise_multiplier=1.0, clip_norm=1.0, learning_rates=(0.1, 0.1))
 
 
-def test_nobody_is_told_more_than_was_asked_for(tmp_path):
+def test_secants_are_returned_only_if_asked_for(tmp_path):
     made = Made()
     engine = SharedRounds(made, config_of(), tmp_path)
     asking = replace(PLAN, signals=frozenset({"secants"}))
@@ -169,7 +169,7 @@ def test_nobody_is_told_more_than_was_asked_for(tmp_path):
     assert len(made.asked) == 1
 
 
-def test_other_weights_are_another_beginning(tmp_path):
+def test_other_weights_are_trained_again(tmp_path):
     made = Made()
     engine = SharedRounds(made, config_of(), tmp_path)
     for weights in (torch.zeros(4), torch.ones(4), torch.zeros(4)):
@@ -178,7 +178,7 @@ def test_other_weights_are_another_beginning(tmp_path):
     assert len(made.asked) == 2
 
 
-def test_the_oldest_is_forgotten_first(tmp_path, monkeypatch):
+def test_the_oldest_file_is_deleted_first(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_rounds, "_MOST_BYTES", 2000)
     made = Made()
     engine = SharedRounds(made, config_of(), tmp_path)
@@ -193,10 +193,7 @@ def test_the_oldest_is_forgotten_first(tmp_path, monkeypatch):
     assert len(made.asked) == 21
 
 
-# ----------------------------------------------------------------------------------------------------- folder and order
-
-
-def test_the_folder_goes_with_the_call_and_what_a_killed_one_left_with_the_next(tmp_path):
+def test_the_folder_is_deleted_at_the_end_and_left_folders_at_the_next_start(tmp_path):
     left = tmp_path / "rounds-left"
     left.mkdir()
     (left / "x.safetensors").write_bytes(b"old")
@@ -210,18 +207,18 @@ def test_the_folder_goes_with_the_call_and_what_a_killed_one_left_with_the_next(
     assert not list(tmp_path.iterdir())
 
 
-def test_statistics_with_other_noise_and_other_folders_are_told_apart(tmp_path):
-    """What no plan tells: vectors of features follow the statistics, own records are where they lie."""
+def test_statistics_noise_and_folders_are_part_of_the_key(tmp_path):
+    """No plan has these: features depend on the statistics, and own records on their folder."""
     features = {"model__name": "scatter_linear", "data__name": "npz", "data__num_classes": 3}
-    told = [
-        shared_rounds._what_plans_do_not_tell(config_of(**features, data__data_dir=folder, privacy__statistics_noise=n))
+    settings = [
+        shared_rounds._settings_of_client(config_of(**features, data__data_dir=folder, privacy__statistics_noise=n))
         for folder, n in (("a", 10.0), ("a", 20.0), ("b", 10.0))
     ]
-    assert told[0] != told[1]
-    assert told[0] != told[2]
+    assert settings[0] != settings[1]
+    assert settings[0] != settings[2]
 
 
-def test_own_records_are_known_by_their_folder():
+def test_the_folder_of_own_records_is_part_of_the_key():
     cell = next(cells(load_grid("small")))
     here, there = (replace(cell, settings=(*cell.settings, ("data.data_dir", where))) for where in ("a", "b"))
     assert here.key == there.key == cell.key
@@ -230,7 +227,7 @@ def test_own_records_are_known_by_their_folder():
     assert here.key != there.key
 
 
-def test_kin_begin_alike():
+def test_kin_may_share_rounds():
     grid = load_grid("small")
     listed = list(cells(grid, datasets=["mnist"]))
     by_kin = {}
@@ -245,8 +242,8 @@ def test_kin_begin_alike():
     assert "ali_dpfl" not in {method for method, _, _ in others}
 
 
-def test_what_another_job_has_just_taken_away_is_no_trouble(tmp_path, monkeypatch):
-    """Two jobs share the folder: a file may go between the look at the folder and the look at the file."""
+def test_a_file_that_another_job_deletes_is_ignored(tmp_path, monkeypatch):
+    """Two jobs share the folder: one may delete a file after the other has listed it."""
     monkeypatch.setattr(shared_rounds, "_MOST_BYTES", 1)
     engine = SharedRounds(Made(), config_of(), tmp_path)
     listed = os.scandir

@@ -2,7 +2,7 @@
 
 REACHES, KILLS = "tests/runs/test_what_reaches_clients.py", "tests/runs/test_kill_and_resume.py"
 EXECUTE, CLIENT = "tests/runs/test_execute.py", "tests/federation/test_client.py"
-NODES, CUSTODY = "tests/flower/test_run.py", "tests/vault/test_rounds.py"
+NODES, ROUNDS = "tests/flower/test_run.py", "tests/vault/test_rounds.py"
 RUNS, ENGINES, VAULT = (f"src/alidpfl/{name}" for name in ("runs", "engines", "vault"))
 
 RUN_MUTANTS = (
@@ -50,45 +50,45 @@ RUN_MUTANTS = (
     ),
     (
         "runs: one vault with secure noise speaks for all",
-        f"{RUNS}/flower.py",
+        "src/alidpfl/flower/run.py",
         '"seeded" if any(SEEDED_NOISE',
         '"seeded" if all(SEEDED_NOISE',
         NODES,
     ),
     (
         "flower: steps that a vault left out count as run",
-        f"{ENGINES}/vaults.py",
-        "steps=None if told.steps == plan.steps else told.steps",
+        "src/alidpfl/vault/messages.py",
+        "steps=None if answer.steps == plan.steps else answer.steps",
         "steps=None",
         NODES,
     ),
     (
         "flower: answers of any size are read",
-        f"{ENGINES}/vaults.py",
-        "if len(answer) > self._most_bytes:",
+        "src/alidpfl/flower/engine.py",
+        "if len(answer) > most:",
         "if False:",
         NODES,
     ),
     (
         "flower: the folder of keys is open to all",
-        f"{ENGINES}/certificates.py",
+        "src/alidpfl/flower/demo/certificates.py",
         "folder.mkdir(mode=0o700,",
         "folder.mkdir(mode=0o755,",
         "tests/flower/test_flower_command.py",
     ),
     (
         "vault: raw signals are sent unasked",
-        f"{VAULT}/custody.py",
-        'raw=update.raw if "raw" in request.signals else None',
-        "raw=update.raw",
-        CUSTODY,
+        f"{VAULT}/messages.py",
+        "**_signals(update, request.signals),",
+        '**_signals(update, ("secants", "gradient_norm", "raw")),',
+        ROUNDS,
     ),
     (
         "vault: the ledger takes any reservation",
         f"{VAULT}/ledger.py",
         "if not 1 <= reservation.units <= affordable:",
         "if False:",
-        CUSTODY,
+        ROUNDS,
     ),
     (
         "vault: what is reserved is not booked",

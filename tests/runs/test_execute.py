@@ -12,7 +12,7 @@ from alidpfl import RunDirectory, execute, resume
 from alidpfl.data import load as load_dataset
 from alidpfl.errors import AliDpflError, BudgetExceededError, ConfigError
 from alidpfl.federation.client import LocalTrainer
-from alidpfl.federation.loop import RoundLoop
+from alidpfl.federation.loop import Federation
 from alidpfl.models import linear
 from alidpfl.privacy import PrivacyBudget, SampledGaussian, epsilon, max_steps, noise_multiplier_for
 from alidpfl.runs import data as run_data
@@ -192,14 +192,14 @@ def test_a_rehearsal_looks_at_zeros_and_not_at_records(monkeypatch):
 
 def test_a_delta_too_large_for_the_smallest_client_is_warned_of():
     weakness = prepare(config(privacy__delta=0.02)).weakness
-    assert re.search(r"delta=0\.02 is not below 1/\d+ for a data set of \d+ records", weakness)
-    assert "hides next to nothing" in prepare(config(privacy__epsilon=1000.0)).weakness
+    assert re.search(r"delta=0\.02 .*1/\d+", weakness)
+    assert "epsilon=1000" in prepare(config(privacy__epsilon=1000.0)).weakness
     assert prepare(config()).weakness is None
 
 
 def test_a_weak_budget_is_told_at_the_end_too(tmp_path):
     outcome = execute(config(privacy__epsilon=1000.0), tmp_path / "run")
-    assert "hides next to nothing" in outcome.weakness
+    assert "epsilon=1000" in outcome.weakness
     assert RunDirectory.open(tmp_path / "run").summary()["weakness"] == outcome.weakness
 
 
@@ -215,8 +215,8 @@ class _Clock:
 
 
 def test_a_time_limit_is_never_crossed(tmp_path, monkeypatch):
-    made = RoundLoop.__init__
-    monkeypatch.setattr(RoundLoop, "__init__", lambda self, **parts: made(self, **parts, clock=_Clock(10.0)))
+    made = Federation.__init__
+    monkeypatch.setattr(Federation, "__init__", lambda self, **parts: made(self, **parts, clock=_Clock(10.0)))
     for limit, rounds in (("40", 4), ("39", 3)):
         outcome = execute(config(federation__time_limit=limit), tmp_path / limit)
         assert (outcome.stop_reason, outcome.rounds, outcome.seconds) == ("time_limit", rounds, 10.0 * rounds)
@@ -224,7 +224,7 @@ def test_a_time_limit_is_never_crossed(tmp_path, monkeypatch):
 
 def test_a_time_limit_counts_evaluations(tmp_path, monkeypatch):
     now = [0.0]
-    made, train, evaluate = RoundLoop.__init__, Simulation.train, Simulation.evaluate
+    made, train, evaluate = Federation.__init__, Simulation.train, Simulation.evaluate
 
     def slow(seconds, function):
         def slowed(*arguments):
@@ -233,7 +233,7 @@ def test_a_time_limit_counts_evaluations(tmp_path, monkeypatch):
 
         return slowed
 
-    monkeypatch.setattr(RoundLoop, "__init__", lambda self, **parts: made(self, **parts, clock=lambda: now[0]))
+    monkeypatch.setattr(Federation, "__init__", lambda self, **parts: made(self, **parts, clock=lambda: now[0]))
     monkeypatch.setattr(Simulation, "train", slow(1.0, train))
     monkeypatch.setattr(Simulation, "evaluate", slow(10.0, evaluate))
     outcome = execute(config(federation__time_limit=30, run__evaluate_every=1), tmp_path / "run")
@@ -343,7 +343,8 @@ def test_a_budget_that_pays_for_nothing_is_refused_before_data_are_loaded(monkey
 def test_clients_with_less_than_a_record_a_batch_are_warned_of():
     assert prepare(config()).warnings == ()
     (warning,) = prepare(config(privacy__sample_rate=0.01)).warnings
-    assert "2 of 4 clients expect less than one record a batch (clients 0, 1)" in warning
+    assert "2 of 4" in warning
+    assert "clients 0, 1" in warning
     assert "privacy.sample_rate" in warning
 
 

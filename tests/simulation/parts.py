@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from alidpfl.federation.federation import Federation, make_ledger
+from alidpfl.federation.loop import Federation
+from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.settings import FederationSettings
 from alidpfl.methods import make_method
 from alidpfl.policies import make_policy

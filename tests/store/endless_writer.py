@@ -1,4 +1,4 @@
-"""On "go", forks a child that resumes the run and writes rounds for ever; on "kill", kills it with signal 9."""
+"""Fork a child on "go" that resumes a run and writes rounds without end. Kill it by signal 9 on "kill"."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Made-up rounds and tensors for the tests of stores and views."""
+"""Invented rounds and tensors for tests of the store and of reports."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The checkpoint: whole at every moment, also when its writer is killed."""
+"""Checkpoints are read back exactly, damage is noticed, and a killed writer leaves a whole one."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_any_safetensors_reader_opens_it(run):
 
 
 def test_a_key_that_json_would_change_is_refused(run):
-    with pytest.raises(TypeError, match=r"state\['spent'\]\[0\] has the key 3"):
+    with pytest.raises(TypeError, match=r"state\['spent'\]\[0\] .*3"):
         run.write_checkpoint({}, {"spent": [{3: 0.5}]})
 
 
@@ -94,7 +94,7 @@ def test_every_flip_in_the_tensors_is_noticed():
     for position in range(len(content) - 32, len(content)):
         changed = bytearray(content)
         changed[position] ^= 1
-        with pytest.raises(DataError, match="does not match its checksum"):
+        with pytest.raises(DataError, match=str(FILE)):
             decode_checkpoint(bytes(changed), FILE)
 
 
@@ -102,16 +102,16 @@ def test_every_flip_in_the_tensors_is_noticed():
 def test_a_cut_file_is_noticed(run, length):
     run.write_checkpoint(tensors(), STATE)
     run.checkpoint_path.write_bytes(run.checkpoint_path.read_bytes()[:length])
-    with pytest.raises(DataError, match="Restore it from a copy, or start the run again"):
+    with pytest.raises(DataError, match=str(run.checkpoint_path)):
         run.read_checkpoint()
 
 
 def test_another_file_or_another_format_is_said(run):
     run.write_model(tensors(), {"format": "pt"})
-    with pytest.raises(DataError, match="is damaged"):
+    with pytest.raises(DataError, match=str(FILE)):
         decode_checkpoint(run.model_path.read_bytes(), FILE)
     content = encode_checkpoint({}, {}).replace(b"checkpoint-1", b"checkpoint-9")
-    with pytest.raises(DataError, match="use the alidpfl that wrote it"):
+    with pytest.raises(DataError, match="alidpfl-checkpoint-9"):
         decode_checkpoint(content, FILE)
 
 
@@ -139,11 +139,11 @@ def test_resume_refuses_metrics_that_were_cut_or_edited(run):
     whole = run.metrics_path.read_bytes()
     for changed in (whole[:-1], whole[:10], b"x" + whole):
         run.metrics_path.write_bytes(changed)
-        with pytest.raises(DataError, match="it was edited or cut"):
+        with pytest.raises(DataError, match=str(run.metrics_path)):
             run.truncate_to(state)
         assert run.metrics_path.read_bytes() == changed
     run.metrics_path.unlink()
-    with pytest.raises(DataError, match="was it moved or deleted"):
+    with pytest.raises(DataError, match=str(run.metrics_path)):
         run.truncate_to(state)
 
 
@@ -156,7 +156,7 @@ def test_the_sizes_are_those_of_now_also_when_an_old_state_is_written_again(run)
 
 
 def test_lines_then_content_then_name_reach_the_disk(run, monkeypatch):
-    """A power cut, unlike a kill, loses what was not synced: only the order of the calls can be tested."""
+    """A power cut loses what was not synced. A test can only check the order of the calls."""
     run.append_record(record(0))
     calls = []
     fsync, replace = os.fsync, os.replace
@@ -183,7 +183,7 @@ def _uninterrupted_metrics(path: Path, rounds: int) -> bytes:
 
 
 def test_kill_9_at_any_moment_leaves_a_run_that_goes_on(run, tmp_path):
-    """A process that resumes and writes without end is killed at random moments, again and again."""
+    """Kill a process that resumes and writes without end at random moments, many times."""
     moments = random.Random(20261116)  # noqa: S311
     kills, rounds, longest_life = 0, -1, 0.1
     # One parent holds the imports and forks a child for each life: starting Python 25 times would take a minute.
@@ -213,7 +213,7 @@ def _live_and_be_killed(parent: subprocess.Popen, seconds: float) -> None:
 
 
 def _check_what_is_left(run: RunDirectory, rounds: int) -> int:
-    """Tensors and state are of the same moment, and the lines on disk reach at least as far."""
+    """Check that tensors and state belong together, and that the lines on disk reach at least as far."""
     checkpoint = run.read_checkpoint()
     if checkpoint is None:
         assert rounds == -1, "the checkpoint disappeared"

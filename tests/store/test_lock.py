@@ -1,4 +1,4 @@
-"""Who holds a lock, and that looking keeps nobody out. Two processes: tests/store/test_run_directory.py."""
+"""The holder of a lock is known, and asking for it blocks no writer. Two processes: test_run_directory.py."""
 
 import fcntl
 import os

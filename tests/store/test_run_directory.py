@@ -104,7 +104,7 @@ def test_any_record_survives_its_line(tmp_path_factory, value):
     )
 )
 def test_any_other_line_is_an_error_of_ours(tmp_path_factory, line):
-    with pytest.raises(DataError, match="line 3 is not a round record"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl line 3 "):
         parse_record(line, 3, "metrics.jsonl")
 
 
@@ -112,7 +112,7 @@ def test_a_value_of_the_wrong_kind_is_an_error(run):
     values = record(0).to_json()
     for name, wrong in [("epsilon", "2"), ("round", True), ("accuracy", [1]), ("client_epsilon", 3)]:
         run.metrics_path.write_text(json.dumps({**values, name: wrong}) + "\n")
-        with pytest.raises(DataError, match="line 1 "):
+        with pytest.raises(DataError, match=r"metrics\.jsonl line 1 "):
             run.records()
 
 
@@ -125,23 +125,23 @@ def test_a_cut_last_line_is_left_out_and_a_bad_middle_line_is_named(run):
         assert run.records() == [record(0), record(1)]
     lines = whole.splitlines(keepends=True)
     run.metrics_path.write_bytes(lines[0] + lines[1][:20] + b"\n" + lines[2])
-    with pytest.raises(DataError, match=r"metrics\.jsonl line 2 is not a round record"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl line 2 "):
         run.records()
     run.timings_path.write_text('{"round": 0, "seconds": "long", "seconds_total": 1}\n')
-    with pytest.raises(DataError, match=r"timings\.jsonl line 1 is not a timing"):
+    with pytest.raises(DataError, match=r"timings\.jsonl line 1 "):
         run.timings()
 
 
 def test_create_refuses_a_folder_in_use(run, tmp_path):
-    with pytest.raises(ConfigError, match=f"continue it with --resume {run.path}"):
+    with pytest.raises(ConfigError, match=f"--resume {run.path}"):
         RunDirectory.create(run.path)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    with pytest.raises(ConfigError, match=r"not empty \(it holds 'cat.jpg'\): choose another --out"):
+    with pytest.raises(ConfigError, match=r"photos .*'cat\.jpg'.*--out"):
         RunDirectory.create(tmp_path / "photos")
-    with pytest.raises(ConfigError, match="is a file"):
+    with pytest.raises(ConfigError, match=r"cat\.jpg"):
         RunDirectory.create(tmp_path / "photos" / "cat.jpg")
-    with pytest.raises(ConfigError, match="another process began a run here"):
+    with pytest.raises(ConfigError, match=r"config\.toml"):
         run.write_config(CONFIG)
 
 
@@ -156,22 +156,22 @@ def test_create_takes_what_a_start_that_was_killed_at_once_has_left(tmp_path):
 
 
 def test_open_says_what_is_not_a_run(run, tmp_path):
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="nowhere"):
         RunDirectory.open(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="is not a folder"):
+    with pytest.raises(ConfigError, match=r"config\.toml"):
         RunDirectory.open(run.config_path)
-    with pytest.raises(ConfigError, match=r"is not a run directory \(it has no config.toml\)"):
+    with pytest.raises(ConfigError, match=rf"{tmp_path} .*config\.toml"):
         RunDirectory.open(tmp_path)
     for bad in (b"seed = ", b"\xff\xfe"):
         run.config_path.write_bytes(bad)
-        with pytest.raises(DataError, match=r"config\.toml is damaged"):
+        with pytest.raises(DataError, match=r"config\.toml"):
             RunDirectory.open(run.path)
 
 
 def test_a_damaged_summary_is_an_error(run):
     for bad in (b"{", b"[1]", b"\xff"):
         run.summary_path.write_bytes(bad)
-        with pytest.raises(DataError, match=r"summary\.json is not a JSON object"):
+        with pytest.raises(DataError, match=r"summary\.json"):
             run.summary()
 
 
@@ -183,7 +183,7 @@ def test_the_lock_keeps_a_second_process_out_and_names_the_first(run):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code, str(run.path)], **pipes) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigError, match=rf"is being written by process {other.pid} on \S+: wait"), run.lock():
+        with pytest.raises(ConfigError, match=rf"process {other.pid} on "), run.lock():
             pass
         other.kill()
         other.wait()
@@ -202,12 +202,12 @@ def test_the_lock_holds_within_one_process_too(run):
 
 def test_a_path_that_cannot_be_written_is_named(run):
     run.write_summary({})
-    with pytest.raises(DataError, match=r"cannot create .*summary\.json/deeper: a part of this path is a file"):
+    with pytest.raises(DataError, match=r"summary\.json/deeper"):
         RunDirectory.create(run.summary_path / "deeper")
-    with pytest.raises(DataError, match="cannot create /proc/run: "):
+    with pytest.raises(DataError, match="/proc/run"):
         RunDirectory.create("/proc/run")
     (run.path / "model.safetensors").mkdir()
-    with pytest.raises(DataError, match=r"model\.safetensors: this is a folder where a file belongs"):
+    with pytest.raises(DataError, match=r"model\.safetensors"):
         run.write_model({"w": torch.zeros(1)}, {})
 
 
@@ -218,7 +218,7 @@ def test_a_full_disk_is_said_and_leaves_the_old_file(run, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files.os, "replace", full)
-    with pytest.raises(DataError, match=r"summary\.json: the disk is full: free some space, then go on"):
+    with pytest.raises(DataError, match=r"summary\.json: the disk is full"):
         run.write_summary({"accuracy": 2})
     assert run.summary() == {"accuracy": 1}
 
@@ -235,7 +235,7 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_no_half(run, monkeypatch):
 
 
 def test_a_really_full_disk(run):
-    with pytest.raises(DataError, match="cannot append to /dev/full: the disk is full"):
+    with pytest.raises(DataError, match="/dev/full: the disk is full"):
         files.append_line(type(run.path)("/dev/full"), b"line\n")
 
 

@@ -1,3 +1,5 @@
+"""TensorBoard events hold every measured quantity, and a resumed run replaces lost rounds."""
+
 import sys
 import warnings
 
@@ -47,12 +49,12 @@ def test_a_resumed_run_replaces_the_rounds_that_were_lost(tmp_path):
 
 def test_without_the_package_the_remedy_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"pip install -c constraints.txt '\.\[tensorboard\]'"):
+    with pytest.raises(ConfigError, match=r"\.\[tensorboard\]"):
         TensorBoardWriter(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     pytest.importorskip("tensorboard")
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"cannot write TensorBoard events into .*file"):
+    with pytest.raises(DataError, match=r"file/events"):
         TensorBoardWriter(tmp_path / "file" / "events")

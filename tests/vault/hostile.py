@@ -1,4 +1,4 @@
-"""Instructions that a hostile or broken server might send."""
+"""Requests that a hostile or broken server might send."""
 
 import json
 import random
@@ -48,13 +48,13 @@ VALUES = (
 
 
 class HostileServer:
-    """Draws instructions; some of them are honest, since a vault that refuses everything would pass any test."""
+    """Draws requests. Some are honest, because a vault that refuses everything would pass any test."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311
         self._round, self._sent = 0, []
 
-    def instruction(self) -> bytes:
+    def next_request(self) -> bytes:
         make = self._random.choice(
             (
                 self._noise,

@@ -1,18 +1,19 @@
-"""Bugs that would let a vault be talked out of its budget; `tests/mutants.py` runs them."""
+"""Bugs that would make a vault spend more than its budget; `tests/mutants.py` runs them."""
 
-CHAIN, CUSTODY, ENROLMENT, KILLS, SERVICE, TROUBLE, ACCOUNTS, ANCHOR, ANSWERS, COMMAND = (
+CHAIN, ROUNDS, ENROLMENT, KILLS, SERVICE, TROUBLE, ACCOUNTS, ANCHOR, FOLDER, COMMAND, MESSAGES = (
     f"tests/vault/test_{name}.py"
     for name in (
         "chain",
-        "custody",
+        "rounds",
         "enrolment",
         "kills",
         "service",
         "trouble",
         "accounts",
         "anchor",
-        "answers",
+        "folder",
         "vault_command",
+        "messages",
     )
 )
 VAULT = "src/alidpfl/vault"
@@ -20,7 +21,7 @@ VAULT = "src/alidpfl/vault"
 VAULT_MUTANTS = (
     (
         "vault: the round is reserved after it was trained",
-        f"{VAULT}/custody.py",
+        f"{VAULT}/rounds.py",
         (
             "        number = self.ledger.reserve(self._reservation(request, steps, digest, rate))\n"
             "        update = _withheld(job, messages.flat(weights, self.enrolment.shapes), request.plan(steps))\n"
@@ -33,96 +34,96 @@ VAULT_MUTANTS = (
     ),
     (
         "vault: two may ask at once",
-        f"{VAULT}/custody.py",
+        f"{VAULT}/rounds.py",
         "            with self._turn:\n                return self._answer(content)\n",
         "            return self._answer(content)\n",
-        CUSTODY,
+        ROUNDS,
     ),
     (
         "vault: a changed replay is answered",
-        f"{VAULT}/custody.py",
+        f"{VAULT}/rounds.py",
         "if book.reservations[number].request != digest:",
         "if False:",
-        CUSTODY,
+        ROUNDS,
     ),
     (
         "vault: a lost round is trained again under its charge",
-        f"{VAULT}/custody.py",
+        f"{VAULT}/rounds.py",
         "        if known is not None:\n",
         "        if known is not None and known in self.ledger.book.answers:\n",
-        f"{CUSTODY} {KILLS}",
+        f"{ROUNDS} {KILLS}",
     ),
     (
         "vault: rounds may go back",
-        f"{VAULT}/custody.py",
+        f"{VAULT}/rounds.py",
         "if request.round <= (last :=",
         "if request.round < -1 + 0 * (last :=",
-        CUSTODY,
+        ROUNDS,
     ),
     (
         "vault: an answer is sent before it is stored",
-        f"{VAULT}/custody.py",
-        "        self._answers.store(number, content)\n",
+        f"{VAULT}/rounds.py",
+        "        self.answers.store(number, content)\n",
         "",
-        CUSTODY,
+        ROUNDS,
     ),
     (
         "vault: the disk is found full only after the charge",
-        f"{VAULT}/custody.py",
+        f"{VAULT}/rounds.py",
         (
-            "        self._answers.take_room(4 * self.enrolment.num_params + _ANSWER_OVERHEAD)\n"
+            "        self.answers.take_room(4 * self.enrolment.num_params + _ANSWER_OVERHEAD)\n"
             "        number = self.ledger.reserve(self._reservation(request, steps, digest, rate))\n"
         ),
         (
             "        number = self.ledger.reserve(self._reservation(request, steps, digest, rate))\n"
-            "        self._answers.take_room(4 * self.enrolment.num_params + _ANSWER_OVERHEAD)\n"
+            "        self.answers.take_room(4 * self.enrolment.num_params + _ANSWER_OVERHEAD)\n"
         ),
         TROUBLE,
     ),
     (
         "vault: why training failed is told",
-        f"{VAULT}/custody.py",
+        f"{VAULT}/rounds.py",
         (
             '"training failed; the details may depend on records and are withheld. The round stays charged",\n'
             "        ) from None"
         ),
         ('f"training failed: {error}",\n        ) from None'),
-        CUSTODY,
+        ROUNDS,
     ),
     (
         "vault: less noise than the policy's is served",
-        f"{VAULT}/inspection.py",
+        f"{VAULT}/policy.py",
         "if not terms.min_noise_multiplier <= request.noise_multiplier <= 1e6:",
         "if not 0 < request.noise_multiplier <= 1e6:",
-        f"{CUSTODY} {ACCOUNTS}",
+        f"{ROUNDS} {ACCOUNTS}",
     ),
     (
         "vault: a higher sampling rate is served",
-        f"{VAULT}/inspection.py",
+        f"{VAULT}/policy.py",
         "<= request.sample_rate <= terms.sample_rate:",
         "<= request.sample_rate <= 1:",
-        f"{CUSTODY} {ACCOUNTS}",
+        f"{ROUNDS} {ACCOUNTS}",
     ),
     (
         "vault: un-noised signals leave without the owner's word",
-        f"{VAULT}/inspection.py",
+        f"{VAULT}/policy.py",
         'if "raw" in request.signals and UNACCOUNTED_SIGNALS not in policy.unsafe:',
         "if False:",
-        CUSTODY,
+        ROUNDS,
     ),
     (
         "vault: steps are not cut to a round's most",
-        f"{VAULT}/inspection.py",
+        f"{VAULT}/policy.py",
         "most = min(policy.limits.max_steps_per_round, affordable) if by_steps",
         "most = affordable if by_steps",
-        CUSTODY,
+        ROUNDS,
     ),
     (
         "vault: an update is charged as a sampled step",
         f"{VAULT}/accounts.py",
         ('    if policy.terms.release == "update":\n        return 1.0\n'),
         "",
-        f"{CUSTODY} {ACCOUNTS}",
+        f"{ROUNDS} {ACCOUNTS}",
     ),
     (
         "vault: the filter charges all noise alike",
@@ -146,7 +147,7 @@ VAULT_MUTANTS = (
         f"{VAULT}/ledger.py",
         ("        for entry in entries:\n            self.read(entry)\n"),
         "        list(entries)\n",
-        CUSTODY,
+        ROUNDS,
     ),
     (
         "vault: a ledger that was cut is served",
@@ -209,7 +210,7 @@ VAULT_MUTANTS = (
         f"{VAULT}/training.py",
         "            return RandomStream.secure()\n",
         "            return RandomStream.seeded(0, plan.round)\n",
-        CUSTODY,
+        ROUNDS,
     ),
     (
         "vault: other data are served under the old ledger",
@@ -223,14 +224,21 @@ VAULT_MUTANTS = (
         f"{VAULT}/messages.py",
         "        if not np.isfinite(values).all():",
         "        if False:",
-        CUSTODY,
+        ROUNDS,
+    ),
+    (
+        "vault: a signal that is not finite is sent",
+        f"{VAULT}/messages.py",
+        "if value is not None and _is_finite(value)}",
+        "if value is not None}",
+        MESSAGES,
     ),
     (
         "vault: the hash of a request leaves the weights out",
         f"{VAULT}/messages.py",
         "        digest.update(np.ascontiguousarray(weights[name]).tobytes())\n",
         "",
-        CUSTODY,
+        ROUNDS,
     ),
     (
         "vault: terms may be changed",
@@ -241,7 +249,7 @@ VAULT_MUTANTS = (
     ),
     (
         "vault: anybody may connect",
-        f"{VAULT}/sockets.py",
+        f"{VAULT}/service.py",
         "os.umask(0o777 - _OWNER_ONLY)",
         "os.umask(0)",
         SERVICE,
@@ -376,38 +384,38 @@ VAULT_MUTANTS = (
     ),
     (
         "vault: any file among the answers is taken for one",
-        f"{VAULT}/answers.py",
+        f"{VAULT}/folder.py",
         " if name.isdecimal() and self._path(int(name)).stem == name)",
         ")",
-        ANSWERS,
+        FOLDER,
     ),
     (
         "vault: any number among the answers is taken for one",
-        f"{VAULT}/answers.py",
+        f"{VAULT}/folder.py",
         " if name.isdecimal() and self._path(int(name)).stem == name)",
         " if name.isdecimal())",
-        ANSWERS,
+        FOLDER,
     ),
     (
         "vault: an answer is sent before it is synced",
-        f"{VAULT}/answers.py",
+        f"{VAULT}/folder.py",
         "                os.ftruncate(descriptor, len(content))\n                os.fsync(descriptor)\n",
         "                os.ftruncate(descriptor, len(content))\n",
-        ANSWERS,
+        FOLDER,
     ),
     (
         "vault: an answer to another request is sent",
-        f"{VAULT}/custody.py",
+        f"{VAULT}/rounds.py",
         "return messages.decode_answer(content)[0].request == digest",
         "return bool(messages.decode_answer(content))",
-        ANSWERS,
+        FOLDER,
     ),
     (
         "vault: a trial that fails is told in torch's words",
-        f"{VAULT}/custody.py",
+        f"{VAULT}/rounds.py",
         "except (ConfigError, UnsupportedModelError) as error:",
         "except (ConfigError, DataError, UnsupportedModelError) as error:",
-        ANSWERS,
+        FOLDER,
     ),
     (
         "vault: a ledger is built upon before it is synced",
@@ -426,7 +434,7 @@ VAULT_MUTANTS = (
     ),
     (
         "vault: classes may be exchanged",
-        f"{VAULT}/source.py",
+        f"{VAULT}/enrolment.py",
         "    digest.update(records.targets.contiguous().numpy().tobytes())\n",
         "",
         ENROLMENT,
@@ -469,8 +477,9 @@ VAULT_MUTANTS = (
     (
         "vault: a mean of the records goes out as if it were noised",
         f"{VAULT}/training.py",
-        "            gradient_norm=update.gradient_norm,\n",
-        "            gradient_norm=float(self._data.inputs.mean()),\n",
+        "return trainer.train(torch.from_numpy(weights), self._data, plan, self._random(plan))",
+        "return __import__('dataclasses').replace(trainer.train(torch.from_numpy(weights), self._data, plan, "
+        "self._random(plan)), gradient_norm=float(self._data.inputs.mean()))",
         "tests/replay/test_vaults.py",
     ),
     (
@@ -483,7 +492,7 @@ VAULT_MUTANTS = (
     (
         "vault: callers that do not ask keep their connections",
         "src/alidpfl/vault/service.py",
-        "if self.cycle is None:  # no question yet",
+        "if self.cycle is None:  # no request yet",
         "if False:",
         "tests/vault/test_service.py",
     ),

@@ -38,7 +38,7 @@ def made_records(path: Path, seed: int = 0) -> Path:
 
 
 def policy_values(**changes) -> dict:
-    """`limits__on_excess="refuse"` changes that key; `anchor=...` one of no section."""
+    """Return the policy with changes: `limits__on_excess="refuse"` for a section's key, `anchor=...` for others."""
     values = {key: dict(section) for key, section in POLICY.items()}
     for key, value in changes.items():
         section, _, name = key.partition("__")
@@ -87,7 +87,7 @@ def steps_of(answer: bytes) -> int:
 
 @dataclass
 class CountingTrainer:
-    """In place of the one that sees records: counts the steps that were really trained, answers never twice alike."""
+    """Stands for the real trainer: it counts the trained steps, and never gives the same answer twice."""
 
     plans: list = field(default_factory=list)
 
@@ -105,7 +105,7 @@ class CountingTrainer:
 
 @contextmanager
 def opened(folder: VaultFolder, trainer=None, known_head=None):
-    """The vault in this process; with the real trainer unless another is given."""
+    """Open the vault in this process, by default with the real trainer."""
     with folder.lock(folder.policy()):
         vault = without_lock(folder, trainer, known_head)
         try:
@@ -115,7 +115,7 @@ def opened(folder: VaultFolder, trainer=None, known_head=None):
 
 
 def without_lock(folder: VaultFolder, trainer=None, known_head=None) -> Vault:
-    """As on a disk of another machine that takes no locks."""
+    """Open the vault as on a network disk without locks."""
     if trainer is None:
         from alidpfl.vault.training import load_trainer
 
@@ -146,7 +146,7 @@ def lines(folder: VaultFolder) -> list[bytes]:
 
 @contextmanager
 def served(folder: VaultFolder, *arguments):
-    """`alidpfl vault serve` in a process of its own, and a client of it."""
+    """Run `alidpfl vault serve` in its own process, and connect a client."""
     process = forked(folder.path.parent / "log", "vault", "serve", "--dir", folder.path, *arguments)
     try:
         client = connected(folder.path / SOCKET, process)
@@ -157,7 +157,7 @@ def served(folder: VaultFolder, *arguments):
 
 
 def not_served(folder: VaultFolder, *arguments, log: Path | None = None) -> str:
-    """What `alidpfl vault serve` says when it refuses. In a process of its own: one that serves would never end."""
+    """Return the refusal of `alidpfl vault serve`. It runs in its own process, because serving would never end."""
     process = forked(log or folder.path.parent / "refused.log", "vault", "serve", "--dir", folder.path, *arguments)
     assert process.wait(seconds=30) == 2, process.log.read_text()
     return process.log.read_text()

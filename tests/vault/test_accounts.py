@@ -1,4 +1,4 @@
-"""Accounting that holds whatever a server chooses after seeing every answer."""
+"""Accounts stay valid whatever a server chooses after seeing every answer."""
 
 import shutil
 import tempfile
@@ -34,7 +34,7 @@ def policy(**changes):
 )
 @settings(max_examples=15, deadline=None)
 def test_a_lower_rate_and_more_noise_never_cost_more(rate, noise, less, more, steps):
-    """What planned accounting rests on: every step within the terms is dominated by one at the terms."""
+    """Planned accounting relies on this: a step at the terms dominates every step within the terms."""
     check_domination("rdp", rate=rate, noise=noise, less=less, more=more, steps=steps)
 
 
@@ -75,7 +75,7 @@ def test_a_filter_charges_each_step_at_its_own_noise():
 
 @pytest.mark.parametrize("kind", ["planned", "filter"])
 def test_what_is_in_the_ledger_is_booked_even_beyond_the_budget(kind):
-    """Such as after an update whose accountant is a little looser: nothing is left, and nothing crashes."""
+    """A new version may have a looser accountant: then nothing is left, and nothing crashes."""
     terms = policy(accounting__kind=kind)
     account = make_account(terms, filter_order(terms))
     account.book(10_000, SAMPLE_RATE, NOISE)
@@ -94,7 +94,7 @@ def test_noise_on_updates_is_accounted_over_all_records():
 
 
 class HostileServer(RuleBasedStateMachine):
-    """Any sequence of instructions, replays, crashes and restarts against a vault on the disk."""
+    """Any sequence of requests, replays, crashes and restarts of a vault on the disk."""
 
     kind: str
 
@@ -123,9 +123,9 @@ class HostileServer(RuleBasedStateMachine):
         sent = body(value, run=run, round=number, steps=steps, noise_multiplier=noise, sample_rate=rate)
         with opened(self.folder, self.trainer) as vault:
             if crash == "training":
-                vault._trainer = Crashing(self.trainer)
+                vault.trainer = Crashing(self.trainer)
             if crash == "storing":
-                vault._answers.store = crashed
+                vault.answers.store = crashed
             try:
                 answer = vault.answer(sent)
             except (VaultRefusedError, Crash):
@@ -148,7 +148,7 @@ class HostileServer(RuleBasedStateMachine):
 
     @invariant()
     def the_budget_is_never_crossed(self):
-        """By an account of its own: of what was really trained, composed as if it had been fixed in advance."""
+        """A separate account composes what was really trained, as if it had been fixed in advance."""
         if not hasattr(self, "folder"):
             return
         assert status(self.folder.path)["epsilon_spent"] <= 2.0
@@ -201,7 +201,7 @@ TestPlanned.settings = TestFilter.settings = QUICK
 
 
 def test_the_state_machine_reaches_the_end_of_a_budget():
-    """Else the invariants above would say little."""
+    """Otherwise the invariants above would prove little."""
     machine = HostileServerOfPlanned()
     machine.enrol("cut")
     for number in range(13):
@@ -215,7 +215,7 @@ def test_the_state_machine_reaches_the_end_of_a_budget():
 
 
 def test_the_filters_order_is_that_of_the_enrolment(tmp_path, monkeypatch):
-    """Whatever a later version would choose: another order after the first answer is not covered by the theorem."""
+    """A later version might choose another order, but the theorem does not cover a change after the first answer."""
     other = filter_order(policy(accounting__kind="filter")) + 3
     with monkeypatch.context() as patch:
         patch.setattr(enrolment, "filter_order", lambda policy: other)

@@ -1,4 +1,4 @@
-"""The anchor: a head on another disk, without which no copy of a folder can be told from the folder itself."""
+"""The anchor: a head on another disk. Without it, nothing distinguishes a folder from its copy."""
 
 import shutil
 
@@ -26,15 +26,15 @@ def folder(tmp_path, disk):
 
 
 def copied(folder) -> VaultFolder:
-    """As a snapshot of the machine, or its clone, would have it."""
+    """A copy, as in a snapshot or a clone of the machine."""
     shutil.copytree(folder.path, folder.path.with_name("copy"))
     return VaultFolder(path=folder.path.with_name("copy"))
 
 
 def refused(vault, **changes) -> None:
-    """Because of the anchor, and at no cost."""
+    """Refused because of the anchor, and nothing is charged."""
     before = len(vault.ledger.book.reservations)
-    with pytest.raises(VaultTroubleError, match=r"head or its anchor is missing.*until the owner restarts") as caught:
+    with pytest.raises(VaultTroubleError) as caught:
         vault.answer(body(**changes))
     assert caught.value.code is RefusalCode.LEDGER
     assert len(vault.ledger.book.reservations) == before
@@ -43,10 +43,10 @@ def refused(vault, **changes) -> None:
 def test_a_folder_and_its_copy_are_not_served_at_the_same_time(folder):
     copy = copied(folder)
     with opened(folder, CountingTrainer()) as vault:
-        with pytest.raises(ConfigError, match=r"anchor is being written by process .* would spend twice"), opened(copy):
+        with pytest.raises(ConfigError, match=r"anchor .*process \d+"), opened(copy):
             pass
         vault.answer(body())
-    with pytest.raises(DataError, match="restored from an older copy"), opened(copy):  # nor after one another
+    with pytest.raises(DataError, match="anchor"), opened(copy):  # nor one after the other
         pass
 
 
@@ -73,7 +73,7 @@ def test_a_head_deleted_while_it_is_served_is_not_made_again(folder, disk, name)
         refused(vault, round=1)
         assert not path.exists()
         path.write_bytes(kept)
-        refused(vault, round=1)  # somebody meddled with it: the owner has to look
+        refused(vault, round=1)  # it was changed by hand, so the owner has to check
     assert (trainer.steps, len(lines(folder))) == (2, 3)
     with opened(folder, trainer) as vault:
         vault.answer(body(round=1))
@@ -85,7 +85,7 @@ def test_nothing_is_written_to_a_bare_mount_point(folder, disk):
         disk.rename(disk.with_name("unmounted"))
         disk.mkdir()
         refused(vault)
-    with pytest.raises(DataError, match="mount the anchor's disk"), opened(folder):
+    with pytest.raises(DataError, match=str(disk / "anchor")), opened(folder):
         pass
     assert list(disk.iterdir()) == []
     disk.rmdir()
@@ -100,8 +100,9 @@ def test_an_anchor_lost_in_the_middle_of_a_round_delays_its_answer(folder, disk)
             (disk / "anchor").rename(disk / "away")
             return super()._train(start, plan)
 
-    with opened(folder, Unplugging()) as vault, pytest.raises(VaultTroubleError, match="ask again with the same"):
+    with opened(folder, Unplugging()) as vault, pytest.raises(VaultTroubleError) as caught:
         vault.answer(body())
+    assert caught.value.code is RefusalCode.LEDGER
     (disk / "away").rename(disk / "anchor")
     trainer = CountingTrainer()
     with opened(folder, trainer) as vault:
@@ -153,7 +154,7 @@ def enrolled_meanwhile(monkeypatch, other) -> None:
 def test_of_two_enrolments_at_once_one_gets_the_anchor_and_keeps_it(tmp_path, disk, monkeypatch):
     anchor = str(disk / "anchor")
     enrolled_meanwhile(monkeypatch, lambda: made_vault(tmp_path, "winner", anchor=anchor))
-    with pytest.raises(ConfigError, match="enrolled already"):
+    with pytest.raises(ConfigError, match=anchor):
         made_vault(tmp_path, "loser", anchor=anchor)
     assert not (tmp_path / "loser").exists()
     with opened(VaultFolder(path=tmp_path / "winner"), CountingTrainer()) as vault:
@@ -162,7 +163,7 @@ def test_of_two_enrolments_at_once_one_gets_the_anchor_and_keeps_it(tmp_path, di
 
 def test_an_enrolment_that_fails_takes_its_own_anchor_back(tmp_path, disk, monkeypatch):
     enrolled_meanwhile(monkeypatch, lambda: made_vault(tmp_path, anchor=str(disk / "first")))
-    with pytest.raises(DataError, match="cannot create"):
+    with pytest.raises(DataError, match=str(tmp_path / "vault")):
         made_vault(tmp_path, anchor=str(disk / "second"))
     assert [path.name for path in disk.iterdir()] == ["first"]
     with opened(VaultFolder(path=tmp_path / "vault"), CountingTrainer()) as vault:

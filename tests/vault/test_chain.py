@@ -1,15 +1,16 @@
-"""The ledger's file: what a crash leaves is told from what damage, cutting and restoring leave."""
+"""The ledger's file: what a crash leaves is distinguished from damage, cutting and restoring."""
 
 import errno
 import json
 import shutil
+from contextlib import contextmanager
 
 import pytest
 
 from alidpfl.errors import DataError
 from alidpfl.vault import chain as chain_module
 from alidpfl.vault.chain import Chain, Head, parse_head, read_entries
-from alidpfl.vault.refusals import VaultTroubleError
+from alidpfl.vault.refusals import RefusalCode, VaultTroubleError
 
 from .disk import Disk
 
@@ -38,6 +39,13 @@ def reopened(paths) -> list:
     return [entry.values.get("number") for entry in again.entries]
 
 
+@contextmanager
+def refused(code):
+    with pytest.raises(VaultTroubleError) as caught:
+        yield
+    assert caught.value.code is code
+
+
 def test_lines_are_numbered_chained_and_sealed(chain, paths):
     raw = [json.loads(line) for line in paths[0].read_bytes().splitlines()]
     assert [line["counter"] for line in raw] == [0, 1, 2, 3, 4]
@@ -49,7 +57,7 @@ def test_lines_are_numbered_chained_and_sealed(chain, paths):
 
 @pytest.mark.parametrize("line", range(5))
 def test_no_byte_can_change_unnoticed(chain, paths, line):
-    """Not one flip in any line is taken for whole: either the chain is refused, or the line is gone with its head."""
+    """A chain with one flipped bit in any line is refused."""
     content = paths[0].read_bytes()
     start = sum(len(part) for part in content.splitlines(keepends=True)[:line])
     length = len(content.splitlines(keepends=True)[line])
@@ -57,12 +65,12 @@ def test_no_byte_can_change_unnoticed(chain, paths, line):
         damaged = bytearray(content)
         damaged[position] ^= 1
         paths[0].write_bytes(damaged)
-        with pytest.raises(DataError, match=r"damaged|cut|does not begin"):
+        with pytest.raises(DataError, match=paths[0].name):
             reopened(paths)
 
 
 def test_a_line_cut_anywhere_that_no_head_knows_is_dropped(chain, paths):
-    """A crash while writing: the heads are still those of the line before."""
+    """A crash while writing: the heads still name the line before."""
     before = [path.read_bytes() for path in paths[1]]
     size = paths[0].stat().st_size
     chain.append({"kind": "X", "number": 4})
@@ -92,11 +100,11 @@ def test_a_whole_line_counts_even_where_no_head_knows_it(chain, paths):
 
 
 def test_a_cut_line_that_a_head_knows_is_refused(chain, paths):
-    """Somebody acted on it: dropping it would lose what was spent."""
+    """The vault acted on it: dropping it would lose what was spent."""
     content = paths[0].read_bytes()
     for end in (len(content) - 1, len(content) - 50, len(content) - len(content.splitlines()[-1]) - 1):
         paths[0].write_bytes(content[:end])
-        with pytest.raises(DataError, match=r"4 whole lines, but .* knows of 5.*docs/how-to/vault.md"):
+        with pytest.raises(DataError, match=r"\b4 .*\b5\b"):
             reopened(paths)
 
 
@@ -106,7 +114,7 @@ def test_a_damaged_line_with_others_after_it_is_refused_even_without_heads(chain
     paths[0].write_bytes(b"".join(raw))
     for path in paths[1]:
         path.write_bytes(Head(vault="v", counter=1, hash=json.loads(raw[1])["hash"]).to_bytes())
-    with pytest.raises(DataError, match="line 3 is damaged"):
+    with pytest.raises(DataError, match="line 3"):
         reopened(paths)
 
 
@@ -122,7 +130,7 @@ def test_a_missing_ledger_head_or_anchor_is_refused(chain, paths):
     for path in (paths[0], *paths[1]):
         content = path.read_bytes()
         path.unlink()
-        with pytest.raises(DataError, match=f"{path.name} is missing"):
+        with pytest.raises(DataError, match=path.name):
             reopened(paths)
         path.write_bytes(b"{}")
         with pytest.raises(DataError):
@@ -138,12 +146,12 @@ def test_only_an_anchor_sees_a_restored_folder(chain, paths, tmp_path):
     later = str(chain.head)
     shutil.rmtree(paths[0].parent)
     shutil.copytree(tmp_path / "snapshot", paths[0].parent)
-    with pytest.raises(DataError, match="restored from an older copy"):
+    with pytest.raises(DataError, match=paths[1][1].name):
         reopened(paths)
     without_anchor = (paths[0], paths[1][:1])
-    assert reopened(without_anchor) == [None, 0, 1, 2, 3]  # as the documents say: nothing inside can know
+    assert reopened(without_anchor) == [None, 0, 1, 2, 3]  # as documented: without an anchor nothing detects it
     Chain.open(*without_anchor, [("note", parse_head(noted, "v"))]).close()
-    with pytest.raises(DataError, match="note knows of 6"):  # a head written down by hand serves as well
+    with pytest.raises(DataError, match=r"note .*\b6\b"):  # a head that the owner noted works as well
         Chain.open(*without_anchor, [("note", parse_head(later, "v"))])
 
 
@@ -155,16 +163,16 @@ def test_another_history_and_another_vault_are_refused(chain, paths, tmp_path):
     other.append({"kind": "X", "number": "other"})
     chain.append({"kind": "X", "number": 4})
     other.close()
-    with pytest.raises(DataError, match="another history"):
+    with pytest.raises(DataError, match="line 6"):
         Chain.open(fork[0], paths[1])
     stranger = Chain.create(tmp_path / "stranger", (tmp_path / "stranger.head",), {**GENESIS, "vault": "w"})
     stranger.close()
-    with pytest.raises(DataError, match="belongs to another vault"):
+    with pytest.raises(DataError, match=r"stranger\.head"):
         Chain.open(paths[0], (tmp_path / "stranger.head",))
 
 
 def test_a_line_of_another_history_does_not_fit_in(chain, paths, tmp_path):
-    """With the right number and its own hash, and where no head knows better."""
+    """It has the right number and its own hash, and no head names a later line."""
     raw = paths[0].read_bytes().splitlines(keepends=True)
     fork = (tmp_path / "ledger.jsonl", (tmp_path / "head.json",))
     fork[0].write_bytes(b"".join(raw[:2]))
@@ -204,7 +212,7 @@ def test_a_full_disk_leaves_the_chain_as_it_was(chain, paths, monkeypatch, disk)
     before = paths[0].read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(chain_module, "os", disk)
-        with pytest.raises(VaultTroubleError, match="nothing was charged"):
+        with refused(RefusalCode.DISK):
             chain.append({"kind": "X", "number": "no"})
     assert paths[0].read_bytes() == before
     chain.append({"kind": "X", "number": 4})  # as soon as there is room again
@@ -215,9 +223,9 @@ def test_a_full_disk_leaves_the_chain_as_it_was(chain, paths, monkeypatch, disk)
 def test_what_may_not_have_reached_the_disk_counts_and_stops_everything(chain, paths, monkeypatch, disk):
     with monkeypatch.context() as patch:
         patch.setattr(chain_module, "os", disk)
-        with pytest.raises(VaultTroubleError, match="until the owner restarts"):
+        with refused(RefusalCode.LEDGER):
             chain.append({"kind": "X", "number": 4})
-    with pytest.raises(VaultTroubleError, match="until the owner restarts"):
+    with refused(RefusalCode.LEDGER):
         chain.append({"kind": "X", "number": 5})
     assert reopened(paths) == [None, 0, 1, 2, 3, 4]
 
@@ -225,7 +233,7 @@ def test_what_may_not_have_reached_the_disk_counts_and_stops_everything(chain, p
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("what", ["deleted", "behind", "ahead", "a folder"])
 def test_a_head_that_does_not_know_the_last_line_stops_a_running_vault(chain, paths, number, what):
-    """Else whoever serves a copy with the same anchor would have its lines forgotten."""
+    """Otherwise the lines of a served copy with the same anchor would be lost."""
     before, path = paths[0].read_bytes(), paths[1][number]
     kept = path.read_bytes()
     path.unlink()
@@ -234,26 +242,26 @@ def test_a_head_that_does_not_know_the_last_line_stops_a_running_vault(chain, pa
     elif what != "deleted":
         counter = chain.head.counter + {"behind": -1, "ahead": 1}[what]
         path.write_bytes(Head(vault="v", counter=counter, hash="0" * 64).to_bytes())
-    with pytest.raises(VaultTroubleError, match="head or its anchor"):
+    with refused(RefusalCode.LEDGER):
         chain.append({"kind": "X", "number": 4})
     assert what != "deleted" or not path.exists()
     if what == "a folder":
         path.rmdir()
     path.write_bytes(kept)
-    with pytest.raises(VaultTroubleError, match="until the owner restarts"):
+    with refused(RefusalCode.LEDGER):
         chain.append({"kind": "X", "number": 4})
     assert paths[0].read_bytes() == before
     assert reopened(paths) == [None, 0, 1, 2, 3]
 
 
 def test_what_was_read_is_brought_to_the_disk_before_anything_builds_on_it(chain, paths, monkeypatch):
-    """A line that was read from memory only, and lost with the power, would leave heads that nothing can follow."""
+    """A power cut could lose a line that was read only from memory. Then the heads would name a lost line."""
     earlier = Head(vault="v", counter=3, hash=chain.entries[3].hash).to_bytes()
     for path in paths[1]:
         path.write_bytes(earlier)
     with monkeypatch.context() as patch:
         patch.setattr(chain_module, "os", Disk("fsync", 1, errno.EIO))
-        with pytest.raises(DataError, match=f"cannot open {paths[0]}"):
+        with pytest.raises(DataError, match=str(paths[0])):
             Chain.open(*paths)
     assert [path.read_bytes() for path in paths[1]] == [earlier, earlier]
     assert reopened(paths) == [None, 0, 1, 2, 3]
@@ -269,7 +277,7 @@ def test_a_file_changed_under_a_running_vault_stops_it(chain, paths, what):
     if what == "longer":
         with paths[0].open("ab") as file:
             file.write(b"x")
-    with pytest.raises(VaultTroubleError, match="moved, deleted or changed"):
+    with refused(RefusalCode.LEDGER):
         chain.append({"kind": "X", "number": 4})
 
 
@@ -280,7 +288,7 @@ def test_reading_stops_at_the_first_line_that_is_not_whole(chain, paths):
 
 
 def test_a_whole_last_line_by_a_second_writer_is_refused_and_not_dropped(chain, paths, tmp_path):
-    """Where locks do not work: the other one wrote its line, acted on it, and its charge must not vanish."""
+    """Locks may not work: the second writer acted on its line, and its charge must not vanish."""
     copy = tmp_path / "copy"
     copy.mkdir()
     before = paths[0].read_bytes()
@@ -291,5 +299,5 @@ def test_a_whole_last_line_by_a_second_writer_is_refused_and_not_dropped(chain, 
     second.close()
     chain.append({"kind": "X", "number": "first"})
     paths[0].write_bytes(paths[0].read_bytes() + (copy / "ledger.jsonl").read_bytes()[len(before) :])
-    with pytest.raises(DataError, match="line 7 does not follow the one before: two vaults wrote"):
+    with pytest.raises(DataError, match="line 7"):
         Chain.open(*paths)

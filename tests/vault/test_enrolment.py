@@ -1,4 +1,4 @@
-"""What the owner fixed at enrolment and wrote into the policy, and what happens where it changed."""
+"""Enrolment and policy: what the owner fixed, and what happens if it changes."""
 
 import json
 
@@ -24,7 +24,7 @@ from .parts import (
     steps_of,
 )
 
-# ------------------------------------------------------------------------------------------- what the owner admits
+# ------------------------------------------------------------------------------------------- what the owner allows
 
 
 def test_raw_signals_leave_only_where_the_owner_admits_them_and_everything_says_so(tmp_path):
@@ -78,9 +78,10 @@ def test_terms_cannot_be_changed_once_the_ledger_has_begun(tmp_path):
     ):
         assert before.count(old) == 1
         path.write_text(before.replace(old, new))
-        with pytest.raises(ConfigError, match=f"{old.split()[0]} was .* put them back"), opened(folder):
+        changed = rf"\.{old.split()[0]} was .* is {new.split()[-1].strip(chr(34))}"
+        with pytest.raises(ConfigError, match=changed), opened(folder):
             pass
-        with pytest.raises(ConfigError, match="put them back"):
+        with pytest.raises(ConfigError, match=changed):
             status(folder.path)
     path.write_text(before.replace("max_steps_per_round = 5", "max_steps_per_round = 1"))
     with opened(folder, CountingTrainer()) as vault:  # limits are the owner's to change
@@ -90,11 +91,11 @@ def test_terms_cannot_be_changed_once_the_ledger_has_begun(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epsilon = 4.0\nepsilom = 1", "epsilom is not a setting"),
-        ("epsilon = -4.0", r"policy\.toml: budget\.epsilon=-4\.0 must be a number > 0, such as 2\.0$"),
-        ("epsilon = nan", r"budget\.epsilon=nan must be a number > 0"),
-        ('epsilon = "4"', r"budget\.epsilon='4' must be a number > 0"),
-        ("epsilon = ", "not valid TOML"),
+        ("epsilon = 4.0\nepsilom = 1", r"policy\.toml: .*epsilom"),
+        ("epsilon = -4.0", r"policy\.toml: budget\.epsilon=-4\.0 .*> 0"),
+        ("epsilon = nan", r"budget\.epsilon=nan .*> 0"),
+        ('epsilon = "4"', r"budget\.epsilon='4' .*> 0"),
+        ("epsilon = ", "TOML"),
     ],
 )
 def test_the_policy_file_is_strict(tmp_path, text, message):
@@ -108,16 +109,16 @@ def test_the_policy_file_is_strict(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"budget": 3}, r"budget=3 must be a section: \[budget\]"),
-        ({"unsafe": ["no-noise"]}, r"unsafe\.0='no-noise' must be one of 'unaccounted-signals', 'seeded-noise'"),
-        ({"unsafe": 1}, r'unsafe=1 must be a list of "unaccounted-signals", "seeded-noise", such as'),
-        ({"anchor": 1}, r"anchor=1 must be text, such as"),
-        ({"limits__on_excess": "drop"}, r"limits\.on_excess='drop' must be one of 'cut', 'refuse'"),
-        ({"limits__max_steps_per_round": True}, r"limits\.max_steps_per_round=true must be a whole number"),
-        ({"terms": {"sample_rate": 0.1}}, r"terms\.min_noise_multiplier is missing; add it"),
+        ({"budget": 3}, r"budget=3 .*\[budget\]"),
+        ({"unsafe": ["no-noise"]}, r"unsafe\.0='no-noise' .*'unaccounted-signals', 'seeded-noise'"),
+        ({"unsafe": 1}, r'unsafe=1 .*"unaccounted-signals", "seeded-noise"'),
+        ({"anchor": 1}, r"anchor=1 "),
+        ({"limits__on_excess": "drop"}, r"limits\.on_excess='drop' .*'cut', 'refuse'"),
+        ({"limits__max_steps_per_round": True}, r"limits\.max_steps_per_round=true "),
+        ({"terms": {"sample_rate": 0.1}}, r"terms\.min_noise_multiplier "),
     ],
 )
-def test_a_policy_is_refused_in_our_own_words(changes, message):
+def test_a_refused_policy_names_key_and_value(changes, message):
     with pytest.raises(ConfigError, match=f"^here: {message}"):
         make_policy(policy_values(**changes), "here")
 
@@ -125,7 +126,7 @@ def test_a_policy_is_refused_in_our_own_words(changes, message):
 def test_changed_data_are_refused_without_quoting_them(tmp_path):
     folder = made_vault(tmp_path)
     made_records(tmp_path / "vault.npz", seed=1)
-    with pytest.raises(DataError, match="not those that were enrolled"), opened(folder):
+    with pytest.raises(DataError), opened(folder):
         pass
 
 
@@ -134,7 +135,7 @@ def test_changed_classes_are_other_data_too(tmp_path):
     with np.load(tmp_path / "vault.npz") as arrays:
         inputs, classes = arrays["x"], arrays["y"]
     np.savez(tmp_path / "vault.npz", x=inputs, y=(classes + 1) % NUM_CLASSES)
-    with pytest.raises(DataError, match="not those that were enrolled"), opened(folder):
+    with pytest.raises(DataError), opened(folder):
         pass
 
 
@@ -142,23 +143,23 @@ def test_a_changed_enrolment_is_refused(tmp_path):
     folder = made_vault(tmp_path)
     path = folder.path / ENROLMENT
     path.write_text(path.read_text().replace(f'"num_records": {NUM_RECORDS}', '"num_records": 4000'))
-    with pytest.raises(DataError, match="not what the ledger began with"), opened(folder):
+    with pytest.raises(DataError, match=ENROLMENT), opened(folder):
         pass
 
 
 def test_an_anchor_in_the_vaults_own_folder_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is in the vault's own folder, and would be restored with it"):
+    with pytest.raises(ConfigError, match=str(tmp_path / "inside" / "anchor")):
         made_vault(tmp_path, "inside", anchor=str(tmp_path / "inside" / "anchor"))
     assert not (tmp_path / "inside").exists()
 
 
 def test_a_data_set_is_enrolled_once(tmp_path):
     made_vault(tmp_path)
-    with pytest.raises(ConfigError, match="not empty: a data set is enrolled once"):
+    with pytest.raises(ConfigError, match=str(tmp_path / "vault")):
         made_vault(tmp_path)
     anchor = tmp_path / "anchor"
     made_vault(tmp_path, "other", anchor=str(anchor))
-    with pytest.raises(ConfigError, match="enrolled already"):
+    with pytest.raises(ConfigError, match=str(anchor)):
         made_vault(tmp_path, "third", anchor=str(anchor))
     assert not (tmp_path / "third").exists()
 

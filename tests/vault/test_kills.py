@@ -1,4 +1,4 @@
-"""kill -9 at every line and at random moments: recorded as spent >= really spent, and no round has two answers."""
+"""kill -9 at every line and at random moments: the ledger records all that was spent, and no round has two answers."""
 
 import os
 import random
@@ -24,11 +24,11 @@ from .parts import MOST_STEPS, body, made_vault, opened, served, spent
 
 STEPS = 2  # of every round here
 EFFECTS = tuple(module.__file__ for module in (answers_module, chain_module, rounds, ledger))
-"""The code that decides, writes and trains: what lies between is pure."""
+"""The code with side effects; all other code is pure."""
 
 
 class LoggingTrainer:
-    """Writes to a file the moment it begins to draw, as the real one would; no two trainings give the same."""
+    """Logs the moment when it would begin to draw. No two trainings give the same result."""
 
     def __init__(self, log: Path) -> None:
         self._file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -44,7 +44,7 @@ class LoggingTrainer:
 
 
 def kill_at(line: int | None) -> dict:
-    """Trace this process and kill it at that line of the vault's code; None: only count."""
+    """Kill this process at the given line of the vault's code; None only counts the lines."""
     seen = {"lines": 0}
 
     def trace(frame, event, argument):
@@ -79,7 +79,7 @@ def in_child(work) -> int:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    """A vault that has served one round and forgotten none."""
+    """A vault that has served one round."""
     folder = made_vault(tmp_path_factory.mktemp("template"), service__keep_answers=1)
     with opened(folder, LoggingTrainer(folder.path.parent / "unseen")) as vault:
         vault.answer(body(steps=STEPS))
@@ -88,7 +88,7 @@ def template(tmp_path_factory):
 
 @pytest.fixture
 def memory(tmp_path):
-    """A folder where syncing takes no time: a killed process leaves the same there as on a disk."""
+    """A folder in memory, where syncing takes no time. A killed process leaves the same there as on a disk."""
     shared = Path("/dev/shm")  # noqa: S108
     if not os.access(shared, os.W_OK):
         yield tmp_path
@@ -112,14 +112,14 @@ class Copy:
         return len(self.log.read_bytes()) if self.log.exists() else 0
 
     def ask(self) -> bytes:
-        """Round 1; whoever gets the answer keeps it, as a server would."""
+        """Ask for round 1, and keep the answer like a server."""
         with opened(self.folder, LoggingTrainer(self.log)) as vault:
             answer = vault.answer(body(round=1, steps=STEPS))
             self.seen.write_bytes(answer)
             return answer
 
     def check(self) -> str:
-        """What must hold after a kill; returns what became of the round."""
+        """Check what must hold after a kill, and return what happened to the round."""
         assert spent(self.folder) - STEPS >= self.trained
         outcome = "answered before the kill" if self.seen.exists() else "answered after it"
         before = self.seen.read_bytes() if self.seen.exists() else None
@@ -131,7 +131,7 @@ class Copy:
         else:
             code = None
             assert before in (None, answer)
-            assert self.trained == STEPS  # once, whoever asked
+            assert self.trained == STEPS  # once, before or after the kill
         if outcome == "lost":
             assert code is RefusalCode.LOST
             assert before is None
@@ -172,7 +172,7 @@ def test_killed_at_every_line_of_a_round(template, memory, every):
 
 
 def test_killed_at_every_line_of_the_start_after_a_crash(template, memory):
-    """The start itself writes: it cuts off what a crash left, and lets the heads follow."""
+    """The start itself writes: it drops what a crash left, and updates the heads."""
     line, status_code = 0, -signal.SIGKILL
     while status_code == -signal.SIGKILL:
         line += 3
@@ -233,7 +233,7 @@ def test_killed_in_the_middle_of_every_write(template, memory, share):
 
 @pytest.mark.parametrize("kills", [12, pytest.param(200, marks=pytest.mark.slow)])
 def test_the_command_killed_at_random_moments(tmp_path, kills):
-    """A server that goes on asking. What it got is what was really spent; the ledger never knows of less."""
+    """A server keeps asking. What it got was really spent, and the ledger never records less."""
     folder = made_vault(
         tmp_path, terms__min_noise_multiplier=20.0, budget__epsilon=50.0, limits__max_steps_per_round=40
     )
@@ -257,7 +257,7 @@ def test_the_command_killed_at_random_moments(tmp_path, kills):
         told = status(folder.path)
         assert told["units_spent"] >= really
         assert told["rounds_charged"] >= len(received)
-        with opened(folder) as vault:  # the round that was under way: its answer, or a refusal, never a second training
+        with opened(folder) as vault:  # the interrupted round: an answer or a refusal, but never a second training
             before = vault.ledger.book.account.units
             asked_before = vault.ledger.book.find("a", number) is not None
             try:

@@ -1,4 +1,4 @@
-"""Nothing but weights and noised signals depends on the records, whatever they are."""
+"""Only weights and noised signals depend on the records."""
 
 import numpy as np
 import pytest
@@ -50,11 +50,11 @@ NOT_FINITE = {
 
 
 def told_by(folder, spoil=None) -> list:
-    """All that leaves a vault, or that its owner's ledger and status say, except noised values."""
+    """All that leaves a vault, and all that its ledger and status say, except noised values."""
     with opened(folder) as vault:
         if spoil is not None:
-            spoil(vault._trainer._data.inputs, vault._trainer._data.targets)
-        vault._clock, said = (lambda: 0), []
+            spoil(vault.trainer._data.inputs, vault.trainer._data.targets)
+        vault.clock, said = (lambda: 0), []
         for k, changes in enumerate(ASKED):
             try:
                 answer, after = decode_answer(vault.answer(body(round=k, **changes)))
@@ -85,7 +85,7 @@ def enrolled(tmp_path, name: str, number: int, change=None):
 @pytest.mark.parametrize("number", [NUM_RECORDS, 1])
 @pytest.mark.parametrize("name", RECORDS)
 def test_nothing_but_weights_and_noised_signals_depends_on_the_records(tmp_path, caplog, name, number):
-    """Two vaults whose records have nothing in common but their number: same words, same numbers, same refusals."""
+    """Two vaults with equally many but different records give the same texts, numbers and refusals."""
     expected = told_by(enrolled(tmp_path, "usual", number))
     check_served(expected)
     assert told_by(enrolled(tmp_path, "unusual", number, RECORDS[name])) == expected
@@ -95,14 +95,14 @@ def test_nothing_but_weights_and_noised_signals_depends_on_the_records(tmp_path,
 @pytest.mark.parametrize("number", [NUM_RECORDS, 1])
 @pytest.mark.parametrize("name", NOT_FINITE)
 def test_nor_where_they_are_no_numbers(tmp_path, caplog, name, number):
-    """Enrolment refuses such records; the vault must not rest on it."""
+    """Enrolment refuses such records, but the vault must not rely on that."""
     expected = told_by(enrolled(tmp_path, "usual", number))
     assert told_by(enrolled(tmp_path, "unusual", number), spoil=NOT_FINITE[name]) == expected
     assert caplog.text == ""
 
 
 def check_served(told: list) -> None:
-    """Else equal refusals would prove little."""
+    """Otherwise equal refusals would prove little."""
     served = [part for part in told[0] if isinstance(part, dict)]
     assert len(served) == 5
     assert all(is_finite for weights in served for _, is_finite in weights.values())

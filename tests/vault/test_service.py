@@ -1,4 +1,4 @@
-"""The command over its socket, in a process of its own: hostile callers, a full disk, a second process, signals."""
+"""The service over its socket, in its own process: hostile callers, limits, waiting, signals, permissions."""
 
 import asyncio
 import grp
@@ -60,11 +60,11 @@ def test_a_training_over_the_socket(tmp_path):
         assert client.train(request(), weights()) == answer
         after = decode_answer(answer)[1]
         client.train(request(round=1), after)
-        told = status(folder.path)  # for the owner, while it is being served
+        told = status(folder.path)  # the owner can read it while the vault is being served
         assert (told["units_spent"], told["rounds_released"]) == (4, 2)
         with pytest.raises(ReplayRefusedError):
             client.train(request(), after)
-        with pytest.raises(PlanRefusedError, match="noise_multiplier=1 must be at least 2"):
+        with pytest.raises(PlanRefusedError, match=r"noise_multiplier=1 .*\b2\b"):
             client.train(request(round=2, noise_multiplier=1.0), weights())
         for k in range(2, 100):
             try:
@@ -83,7 +83,7 @@ def test_a_thousand_hostile_instructions(tmp_path):
     with served(folder) as (process, client):
         for _ in range(1000):
             try:
-                content = client.train_bytes(server.instruction())
+                content = client.train_bytes(server.next_request())
             except VaultRefusedError as error:
                 refused.append(error.code)
                 continue
@@ -134,7 +134,7 @@ def test_bodies_have_a_size(tmp_path):
             assert http.get("/v1/status").status_code == 404  # not for callers
             assert http.get("/policy.toml").status_code == 404
             pieces = (bytes(1 << 16) for _ in range(64))
-            assert http.post("/v1/train", content=pieces).json()["code"] == "too-large"  # without a length in front
+            assert http.post("/v1/train", content=pieces).json()["code"] == "too-large"  # sent without a length
         assert process.is_running()
 
 
@@ -178,10 +178,10 @@ def test_one_round_at_a_time_and_no_endless_waiting(slow):
         with VaultClient(slow.path / SOCKET) as other:
             long = threading.Thread(target=lambda: answers.append(other.train_bytes(slow_body(round=1, steps=1500))))
             long.start()
-            wait_until_spent(slow, 1500)  # it is under way
-            with pytest.raises(VaultBusyError, match="nothing was charged"):
+            wait_until_spent(slow, 1500)  # it has begun
+            with pytest.raises(VaultBusyError):
                 client.train_bytes(slow_body(round=2))
-            assert client.info()["num_records"] == 40  # and so is what needs no turn
+            assert client.info()["num_records"] == 40  # this needs no turn
             assert status(slow.path)["rounds_lost"] == 1  # reserved, not released yet
             assert long.is_alive()
             long.join()
@@ -237,12 +237,12 @@ def test_files_are_the_owners_alone(tmp_path):
         with pytest.raises(VaultRefusedError):
             vault.answer(b"")
     for path in folder.path.rglob("*"):
-        if path.name not in (".lock", "refusals.json"):  # these hold nothing; the folder closes them off anyway
+        if path.name not in (".lock", "refusals.json"):  # these hold nothing private, and the folder protects them
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 def test_a_served_vault_keeps_to_itself(tmp_path):
-    """No core file, which would hold records and the noise's key, and no file for others, however it was started."""
+    """It writes no core file, which would hold records and the noise's key, and no file that others can read."""
 
     def careless():
         os.umask(0)
@@ -265,7 +265,7 @@ ASKED = b"GET / HTTP/1.1\r\nhost: vault\r\n\r\n"
 
 
 def test_callers_that_do_not_ask_are_hung_up_on(tmp_path, monkeypatch):
-    """Else as many as there are connections would shut the vault for ever. One that has asked is waited for."""
+    """Otherwise idle callers would take all connections. A caller that has asked is waited for."""
     monkeypatch.setattr(service_module, "_SECONDS_TO_SEND", 0.3)
     where = tmp_path / "s.sock"
 
@@ -295,7 +295,7 @@ def test_callers_that_do_not_ask_are_hung_up_on(tmp_path, monkeypatch):
 
 
 def test_a_bug_of_ours_is_not_told(tmp_path, caplog):
-    """Its text may quote a record, and so may its type's name on the wire."""
+    """The text of the error may quote a record."""
 
     def failing(content):
         raise RuntimeError("a record says 7")
@@ -311,25 +311,28 @@ def test_a_bug_of_ours_is_not_told(tmp_path, caplog):
         answer = asyncio.run(asked(service.app))
         service.stop()
     assert answer.status_code == 500
-    assert answer.json() == {"code": "failed", "message": "the vault failed; the details are withheld"}
+    told = answer.json()
+    assert (set(told), told["code"]) == ({"code", "message"}, "failed")
+    assert "7" not in told["message"]
+    assert "RuntimeError" not in told["message"]
     assert "record says" not in caplog.text
 
 
 def test_a_socket_is_not_taken_from_others(tmp_path):
     taken = tmp_path / "taken"
     taken.write_text("a file")
-    with pytest.raises(ConfigError, match="is no socket"), listening(taken):
+    with pytest.raises(ConfigError, match=str(taken)), listening(taken):
         pass
     assert taken.read_text() == "a file"
     with (
         listening(tmp_path / "s"),
-        pytest.raises(ConfigError, match="another process listens"),
+        pytest.raises(ConfigError, match=f"--socket {tmp_path / 's'}"),
         listening(tmp_path / "s"),
     ):
         pass
-    with pytest.raises(ConfigError, match="107 bytes"), listening(tmp_path / ("x" * 108)):
+    with pytest.raises(ConfigError, match="107"), listening(tmp_path / ("x" * 108)):
         pass
-    with pytest.raises(ConfigError, match="no such group"), listening(tmp_path / "s", "no-such-group"):
+    with pytest.raises(ConfigError, match="no-such-group"), listening(tmp_path / "s", "no-such-group"):
         pass
 
 
@@ -343,5 +346,5 @@ def test_the_client_starts_without_torch():
 
 
 def test_nobody_there(tmp_path):
-    with VaultClient(tmp_path / "s") as client, pytest.raises(VaultUnreachableError, match="there is no socket"):
+    with VaultClient(tmp_path / "s") as client, pytest.raises(VaultUnreachableError, match=str(tmp_path / "s")):
         client.info()

@@ -1,4 +1,4 @@
-"""A second process, a ledger that lost something, a full or read-only disk: refused, with the remedy, at no cost."""
+"""A second process, a ledger that lost lines, a full or read-only disk: refused, and nothing is charged."""
 
 import ctypes
 import json
@@ -17,9 +17,7 @@ def test_a_second_process_is_refused_and_status_is_not(tmp_path):
     folder = made_vault(tmp_path)
     with served(folder) as (process, client):
         client.train_bytes(body())
-        second = not_served(folder)
-        assert f"process {process.pid}" in second
-        assert "would spend twice" in second
+        assert f"process {process.pid}" in not_served(folder)
         assert json.loads(alidpfl("vault", "status", "--dir", folder.path, "--json").stdout)["units_spent"] == 2
         client.train_bytes(body(round=1))  # the first did not notice
         head = status(folder.path)["head"]
@@ -52,7 +50,7 @@ def test_a_ledger_that_lost_something_is_not_served(tmp_path, damage):
     assert told.exit_code == 2
     for refused in (not_served(folder), told.stderr):
         assert len(refused.splitlines()) == 1
-        assert "copy" in refused  # the remedy
+        assert str(folder.path) in refused
     assert {file.name: file.read_bytes() for file in folder.path.glob("*.json*")} == before
 
 
@@ -61,8 +59,9 @@ def test_a_ledger_deleted_while_it_is_served_stops_the_service(tmp_path):
     with served(folder) as (_, client):
         client.train_bytes(body())
         (folder.path / LEDGER).unlink()
-        with pytest.raises(VaultTroubleError, match="moved, deleted or changed"):
+        with pytest.raises(VaultTroubleError) as caught:
             client.train_bytes(body(round=1))
+        assert caught.value.code is RefusalCode.LEDGER
 
 
 def test_a_full_disk_costs_nothing(tmp_path):
@@ -72,7 +71,7 @@ def test_a_full_disk_costs_nothing(tmp_path):
         limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
         before = (folder.path / LEDGER).read_bytes()
         for _ in range(2):
-            with pytest.raises(VaultTroubleError, match="nothing was charged or trained") as caught:
+            with pytest.raises(VaultTroubleError) as caught:
                 client.train_bytes(body(round=1))
             assert caught.value.code is RefusalCode.DISK
         assert (folder.path / LEDGER).read_bytes() == before
@@ -83,7 +82,7 @@ def test_a_full_disk_costs_nothing(tmp_path):
 
 
 def bound_by_permissions() -> None:
-    """Take from this process root's power to write everywhere; whoever is not root has none to lose."""
+    """Drop root's power to write everywhere, if this process has it."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     keep = 0xFFFFFFFF & ~0b110  # all but CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
     libc = ctypes.CDLL(None, use_errno=True)
@@ -102,8 +101,9 @@ def test_a_read_only_folder_costs_nothing(tmp_path):
             client.train_bytes(body())
             for closed in (folder.path / ANSWERS, folder.path):
                 closed.chmod(0o500)
-                with pytest.raises(VaultTroubleError, match=r"Permission denied.*nothing was charged"):
+                with pytest.raises(VaultTroubleError, match="Permission denied") as caught:
                     client.train_bytes(body(round=1))
+                assert caught.value.code is RefusalCode.DISK
                 closed.chmod(0o700)
             assert status(folder.path)["units_spent"] == 2
             client.train_bytes(body(round=1))
@@ -114,7 +114,7 @@ def test_a_read_only_folder_costs_nothing(tmp_path):
     try:
         refused = forked(tmp_path / "log", "vault", "serve", "--dir", folder.path, first=bound_by_permissions)
         assert refused.wait() == 2
-        assert "no permission" in refused.log.read_text()
+        assert str(folder.path / ".lock") in refused.log.read_text()
     finally:
         folder.path.chmod(0o700)
     assert spent(folder) == 4

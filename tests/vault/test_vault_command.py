@@ -1,4 +1,4 @@
-"""`alidpfl vault` as its users type it."""
+"""`alidpfl vault` on the command line."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from alidpfl.vault.enrolment import SplitSource
 from alidpfl.vault.folder import HEAD, LEDGER, POLICY, REFUSALS, SOCKET, VaultFolder, status
 from alidpfl.vault.messages import encode
 from alidpfl.vault.policy import check_plan, read_policy
-from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, refusal
+from alidpfl.vault.refusals import PlanRefusedError, RefusalCode, VaultRefusedError, refusal
 from tests.runs.command import alidpfl, forked
 
 from .parts import body, made_records, made_vault, not_served, opened, request, served, weights
@@ -52,7 +52,7 @@ def test_init_status_serve(tmp_path, records):
     folder = tmp_path / "a" / "vault"  # also where the parent does not exist yet
     done = init(folder, data=records, num_classes=3, anchor=tmp_path / "anchor")
     assert done.exit_code == 0, done.stderr
-    assert "enrolled 40 records (a number that is public from now on)" in done.stdout
+    assert "enrolled 40 records" in done.stdout
     policy = read_policy(folder / POLICY)
     assert (policy.budget.epsilon, policy.limits.max_steps_per_round, policy.unsafe) == (2.0, 5, [])
     assert (tmp_path / "anchor").read_bytes() == (folder / HEAD).read_bytes()
@@ -63,10 +63,11 @@ def test_init_status_serve(tmp_path, records):
     assert re.search(rf"anchor +│ {tmp_path / 'anchor'} ", told.stdout)
     with served(VaultFolder(path=folder)) as (process, client):
         client.train_bytes(body(sample_rate=0.1))
-        with pytest.raises(Exception, match="not a safetensors file"):
+        with pytest.raises(PlanRefusedError) as caught:
             client.train_bytes(b"nonsense")
-        assert "listening on" in process.log.read_text()
-        assert "note: the anchor is on the vault's own disk" in process.log.read_text()
+        assert caught.value.code is RefusalCode.MALFORMED
+        assert str(folder / SOCKET) in process.log.read_text()
+        assert "note: " in process.log.read_text()  # the anchor is on the vault's own disk
         told = alidpfl("vault", "status", "--dir", folder)
         assert re.search(rf"being served +│ yes, by process {process.pid} on ", told.stdout)
     told = alidpfl("vault", "status", "--dir", folder)
@@ -77,32 +78,32 @@ def test_init_status_serve(tmp_path, records):
 
 
 def test_a_budget_that_hides_next_to_nothing_is_told(tmp_path, records):
-    """The ledger keeps it for ever: before the first round is the time to say so."""
+    """The ledger keeps the budget for ever, so the warning comes before the first round."""
     weak, strong = (
         init(tmp_path / name, data=records, num_classes=3, epsilon=epsilon, delta=delta, min_noise_multiplier=2)
         for name, epsilon, delta in (("weak", 30, 0.5), ("strong", 2, 1e-5))
     )
     assert (weak.exit_code, strong.exit_code) == (0, 0)
     told = " ".join(weak.stderr.split())
-    assert "warning: epsilon=30 hides next to nothing" in told
-    assert "delta=0.5 is not below 1/40" in told
-    assert f"delete {tmp_path / 'weak'}, and enrol again" in told
+    assert "warning: epsilon=30" in told
+    assert re.search(r"delta=0\.5 .*1/40", told)
+    assert str(tmp_path / "weak") in told
     assert "warning" not in strong.stderr
     shown = [alidpfl("vault", "status", "--dir", tmp_path / name).stdout for name in ("weak", "strong")]
     assert ["WEAK" in one for one in shown] == [True, False]
 
 
 def test_what_the_warning_of_a_weak_budget_says_can_be_done(tmp_path, records):
-    """The anchor stays behind when the folder is deleted, and a vault that it knows cannot be enrolled again."""
+    """A deleted folder leaves its anchor, and then the data set cannot be enrolled again."""
     folder, anchor = tmp_path / "weak", tmp_path / "elsewhere" / "anchor"
     anchor.parent.mkdir()
-    wishes = {"data": records, "num_classes": 3, "anchor": anchor}
-    told = " ".join(init(folder, **wishes, epsilon=30).stderr.split())
-    assert f"delete {folder} and {anchor}, and enrol again" in told
+    options = {"data": records, "num_classes": 3, "anchor": anchor}
+    told = " ".join(init(folder, **options, epsilon=30).stderr.split())
+    assert f"{folder} and {anchor}" in told
     shutil.rmtree(folder)
-    assert init(folder, **wishes, epsilon=2).exit_code == 2
+    assert init(folder, **options, epsilon=2).exit_code == 2
     anchor.unlink()
-    assert init(folder, **wishes, epsilon=2).exit_code == 0
+    assert init(folder, **options, epsilon=2).exit_code == 0
 
 
 def test_the_program_in_the_documentation_talks_to_a_vault(tmp_path):
@@ -147,14 +148,14 @@ def test_the_run_in_the_documentation_fits_its_vault(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"x,y\n1,2\n", "is not a .npz file, whatever its name"), (b"PK\x03\x04 cut", "cannot be read (")],
+    "content",
+    [b"x,y\n1,2\n", b"PK\x03\x04 cut"],
 )
-def test_init_says_what_is_wrong_with_the_file(tmp_path, content, message):
+def test_init_names_a_file_that_cannot_be_read(tmp_path, content):
     (tmp_path / "records.npz").write_bytes(content)
     refused = init(tmp_path / "vault", data=tmp_path / "records.npz", num_classes=3)
     assert refused.exit_code == 2
-    assert message in refused.stderr
+    assert str(tmp_path / "records.npz") in refused.stderr
     assert "unsafe" not in refused.stderr
 
 
@@ -163,7 +164,7 @@ HOSTILE = ("[/x]", "\x1b[2J\nround 9: all is well", "[bold]\u202e", "\x9b2J\r", 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_hostile_server_cannot_write_on_the_owners_terminal(tmp_path, text):
-    """It chooses the keys and the tensors' names that a refusal quotes."""
+    """A refusal quotes keys and names of tensors, which the server chooses."""
     folder = made_vault(tmp_path)
     asked = json.dumps({**request().model_dump(), text: 1})
     sent = (
@@ -176,12 +177,12 @@ def test_a_hostile_server_cannot_write_on_the_owners_terminal(tmp_path, text):
                 vault.answer(content)
             assert str(caught.value).isprintable()
             assert len(str(caught.value)) <= 600
-    check_status_is_harmless(folder, shown="[/x]: Extra inputs" if text == "[/x]" else "malformed: ")
+    check_status_is_harmless(folder, shown="malformed: [/x]" if text == "[/x]" else "malformed: ")
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_any_refusal_is_one_line_of_bounded_length(text):
-    """Also where a caller makes it of what a hostile vault answered."""
+    """Also if a caller makes it from the answer of a hostile vault."""
     told = str(refusal(RefusalCode.MODEL, text * 1000))
     assert told.isprintable()
     assert len(told) == 600
@@ -206,24 +207,24 @@ def check_status_is_harmless(folder, shown):
 def test_init_refuses_what_it_cannot_keep(tmp_path, records):
     folder = tmp_path / "vault"
     for arguments, message in (
-        ({"data": records}, "--num-classes is missing"),
-        ({"data": records, "num_classes": 2}, "they must go from 0 to 1; counting from 1"),
-        ({"data": records, "num_classes": 1}, "--num-classes=1 must be a whole number ≥ 2, such as 3"),
-        ({"data": tmp_path / "none.npz", "num_classes": 3}, "none.npz does not exist; check the path"),
-        ({"data": "strikes"}, "--data strikes: give your own file, whose name ends in .npz, or for trying out"),
-        ({"data": "strokes", "client": -1}, "--client=-1 must be a whole number ≥ 0"),
-        ({"data": "strokes", "beta": 0}, "--beta=0.0 must be a number > 0"),
-        ({"data": "synthetic", "client": 10}, "client=10 must be below clients=10"),
-        ({"data": records, "num_classes": 3, "epsilon": -1}, "--epsilon=-1.0 must be a number > 0, such as 2.0"),
-        ({"data": records, "num_classes": 3, "epsilon": 0.01}, "does not pay for one step"),
-        ({"data": records, "num_classes": 3, "sample_rate": 32}, "--sample-rate=32.0 must be a number > 0, ≤ 1"),
-        ({"data": records, "num_classes": 3, "min_noise_multiplier": 0}, "--min-noise-multiplier=0.0 must be"),
+        ({"data": records}, "--num-classes"),
+        ({"data": records, "num_classes": 2}, "num_classes=2"),
+        ({"data": records, "num_classes": 1}, "--num-classes=1 "),
+        ({"data": tmp_path / "none.npz", "num_classes": 3}, "none.npz"),
+        ({"data": "strikes"}, "--data strikes: "),
+        ({"data": "strokes", "client": -1}, "--client=-1 "),
+        ({"data": "strokes", "beta": 0}, "--beta=0.0 "),
+        ({"data": "synthetic", "client": 10}, "clients=10"),
+        ({"data": records, "num_classes": 3, "epsilon": -1}, "--epsilon=-1.0 "),
+        ({"data": records, "num_classes": 3, "epsilon": 0.01}, "epsilon=0.01"),
+        ({"data": records, "num_classes": 3, "sample_rate": 32}, "--sample-rate=32.0 "),
+        ({"data": records, "num_classes": 3, "min_noise_multiplier": 0}, "--min-noise-multiplier=0.0 "),
         (
             {"data": records, "num_classes": 3, "model": "cnn"},
-            'needs images, and inputs have shape (6,): use "linear" or "mlp" (--model linear',
+            "--model linear",
         ),
-        ({"data": records, "num_classes": 3, "min_clip_norm": 2}, "vault init: min_clip_norm=2.0 must not exceed"),
-        ({"data": records, "num_classes": 3, "anchor": tmp_path / "no" / "anchor"}, "is not a folder"),
+        ({"data": records, "num_classes": 3, "min_clip_norm": 2}, "min_clip_norm=2.0 "),
+        ({"data": records, "num_classes": 3, "anchor": tmp_path / "no" / "anchor"}, str(tmp_path / "no")),
     ):
         refused = init(folder, **arguments)
         assert refused.exit_code == 2, arguments
@@ -237,25 +238,25 @@ def test_init_refuses_what_it_cannot_keep(tmp_path, records):
     assert init(folder, data=records, num_classes=3).exit_code == 0
     again = init(folder, data=records, num_classes=3)
     assert again.exit_code == 2
-    assert "a data set is enrolled once" in again.stderr
+    assert str(folder) in again.stderr
 
 
 @pytest.mark.parametrize("command", ["serve", "status"])
 def test_a_folder_that_is_no_vault(tmp_path, command):
     refused = alidpfl("vault", command, "--dir", tmp_path)
     assert refused.exit_code == 2
-    assert "make one with `alidpfl vault init`" in refused.stderr
+    assert str(tmp_path) in refused.stderr
 
 
 def test_a_group_needs_a_socket_that_it_can_reach(tmp_path):
     made_vault(tmp_path)
     refused = alidpfl("vault", "serve", "--dir", tmp_path / "vault", "--group", "root")
     assert refused.exit_code == 2
-    assert "give a --socket elsewhere" in refused.stderr
+    assert "--socket" in refused.stderr
 
 
 def test_a_head_noted_down_betrays_a_restored_snapshot(tmp_path):
-    """Without an anchor and without the note, nothing can: the documents say so, and the vault when it starts."""
+    """Without an anchor and without a noted head, nothing detects it. The vault says so when it starts."""
     folder = made_vault(tmp_path)
     snapshot = {name: (folder.path / name).read_bytes() for name in (LEDGER, HEAD)}
     with opened(folder) as vault:
@@ -263,21 +264,21 @@ def test_a_head_noted_down_betrays_a_restored_snapshot(tmp_path):
     head = json.loads(alidpfl("vault", "status", "--dir", folder.path, "--json").stdout)["head"]
     for name, content in snapshot.items():
         (folder.path / name).write_bytes(content)
-    assert "restored from an older copy" in not_served(folder, "--head", head)
+    assert str(folder.path / LEDGER) in not_served(folder, "--head", head)
     with served(folder) as (process, _):
-        assert "a restored copy of this folder would spend again unnoticed" in process.log.read_text()
+        assert "note: " in process.log.read_text()
         assert status(folder.path)["units_spent"] == 0
 
 
 def test_what_the_owner_admitted_is_said_at_every_turn(tmp_path):
     folder = made_vault(tmp_path, unsafe=["unaccounted-signals", "seeded-noise"], seed=1)
     with served(folder) as (process, client):
-        assert "warning: the policy admits unaccounted-signals, seeded-noise" in process.log.read_text()
+        assert re.search("warning: .*unaccounted-signals, seeded-noise", process.log.read_text())
         assert client.info()["unsafe"] == ["unaccounted-signals", "seeded-noise"]
         client.train_bytes(body())
         client.train_bytes(body(round=1, signals=["raw"]))
     told = alidpfl("vault", "status", "--dir", folder.path).stdout
-    assert "the policy admits unaccounted-signals, seeded-noise" in told
+    assert re.search("UNSAFE .*unaccounted-signals, seeded-noise", told)
     assert "2 rounds by seeded-noise, 1 rounds by unaccounted-signals" in told
 
 
@@ -292,7 +293,7 @@ def test_interrupted_by_hand(tmp_path):
 
 
 def test_a_share_to_try_out_is_the_one_of_a_simulated_run():
-    """So that a deployment on one machine can be compared with `alidpfl run`."""
+    """Otherwise a deployment on one machine could not be compared with `alidpfl run`."""
     overrides = ["data.name=synthetic", "data.clients=4", "model.name=linear", "run.seed=3", "data.validation=0.1"]
     for partition in ("natural", "dirichlet", "iid"):
         prepared = prepare(load_config(overrides=[*overrides, f"data.partition={partition}", "accountant=rdp"]))

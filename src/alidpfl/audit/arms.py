@@ -1,8 +1,8 @@
-"""The two arms of the one-step audit: what a client releases with a canary among its records, and what without.
+"""The two arms of the one-step audit: what a client releases with a canary among its records, and without it.
 
-A record that is out is replaced by one of NaN, whose gradient counts as zero: the number of records is public and the
-same in both arms, as in the claim. The weights, the step size and the records are what the worst server and the worst
-data could be; all else is the client's own code.
+A record that is left out is replaced by a record of NaN, and its gradient counts as zero. So the number of records is
+the same in both arms, as in the claim. Weights, step size and records are those of the worst server and the worst data.
+Everything else is the client's own code.
 """
 
 from collections.abc import Iterator
@@ -17,63 +17,63 @@ from alidpfl.dpsgd import RandomStream
 from alidpfl.federation.client import ClientData, LocalTrainer
 from alidpfl.types import ClientPlan
 
-_SCALES = (1.0, 10.0, 100.0, 1000.0)  # of a made-up input
-_WEIGHT_SCALES = (1.0, 3.0, 10.0)  # a server may send any weights: larger ones, larger gradients
-_TARGET_DISTANCE = 2.7  # standard deviations between the arms, where thresholds tell most about σ
+_SCALES = (1.0, 10.0, 100.0, 1000.0)  # of canaries
+_WEIGHT_SCALES = (1.0, 3.0, 10.0)  # a server may send any weights; larger ones give larger gradients
+_TARGET_DISTANCE = 2.7  # standard deviations between the arms; here a threshold shows most about σ
 _MOST_COPIES = 64
-_TEARING_STEPS = 200
-_PLENTY = 10.0  # times S: every update is clipped
-_STANDING_STILL = 1e-20  # of a step: what was released before the step that is read moves the weights by nothing
+_SEARCH_STEPS = 200
+_PLENTY = 10.0  # times S, so that every update is clipped
+_STANDING_STILL = 1e-20  # step size of a step that must not move the weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arms:
-    """A client's step with and without the canary, read along the line on which they differ."""
+    """A client's step with and without the canary, read along the line on which the arms differ."""
 
     trainer: LocalTrainer = field(repr=False)
     plans: tuple[ClientPlan, ...]
-    """In turns; the last step of each is read: where noise goes on steps, the first of a round, and the second."""
+    """Plans to use in turns. The last step of each is read: the first and the second step of a round."""
     params: Tensor = field(repr=False)
     data: dict[bool, ClientData] = field(repr=False)
-    """Without the canary, and with it."""
+    """Records by whether the canary is among them."""
     reader: Tensor = field(repr=False)
-    """(num_params,) what a released change of the weights is multiplied with: the result is in units of C (or 2S)."""
+    """(num_params,) the line. Its product with a released change of the weights is in units of C (or 2S)."""
     threshold: float
-    """Half way between the arms' un-noised values: above, the canary is guessed to be in."""
+    """Half way between the un-noised values of the arms. Above it, the guess is that the canary is in."""
     distance: float
-    """Of the arms' un-noised values, in the same units."""
+    """Distance between the un-noised values of the arms, in the same units."""
     copies: int
-    """Canaries that come and go together: what is 1/σ for one record is `copies`/σ for them (group privacy)."""
+    """Number of canaries that are in or out together. μ is `copies`/σ for them by group privacy."""
     unnoised: dict[bool, Tensor] = field(repr=False)
-    """(num_params,) by how much the weights would move without noise, of the arms of which that is known."""
+    """(num_params,) change of the weights without noise, for the arms where it is known."""
     is_exact: bool
-    """False where it is known as an average only, over what the loss draws at random."""
+    """False if `unnoised` is an average over the randomness of the loss."""
     noise_scale: float
-    """σC (or 2σS): the noise on every weight."""
+    """Standard deviation of the noise on every weight: σC, or 2σS for an update."""
 
     @property
     def strength(self) -> float:
-        """What one canary contributes, of the most that the claim allows: C, or 2S for a noised update."""
+        """Return the contribution of one canary, as a share of the largest one: C, or 2S for an update."""
         return self.distance / self.copies
 
     def released(self, is_in: bool, number: int, random: RandomStream) -> Tensor:
-        """(num_params,) train for real: by how much the weights moved; `number` says which plan's turn it is."""
+        """Train with the client's code and return the change of the weights, (num_params,). `number` picks the plan."""
         plan = self.plans[number % len(self.plans)]
         return self.trainer.train(self.params, self.data[is_in], plan, random).params - self.params
 
     def read(self, change: Tensor) -> float:
-        """What was released, along the line."""
+        """Return a released change, read along the line."""
         return float(torch.dot(change, self.reader))
 
 
 def make_arms(subject: Subject, random: RandomStream) -> Arms:
-    """The strongest canary that is found for what the method adds noise to."""
+    """Return arms with the strongest canary found, for noise on steps or on updates."""
     make = _arms_of_update if subject.method.release == "update" else _arms_of_step
     return make(subject, CanaryGradients(subject.objective()), random)
 
 
 def _arms_of_step(subject: Subject, gradients: CanaryGradients, random: RandomStream) -> Arms:
-    """Copies of one record whose gradient is clipped: each moves the sum by C along its gradient."""
+    """Use copies of one record with a clipped gradient. Each moves the sum by C along its gradient."""
     clip_norm, sigma = subject.clip_norm, subject.noise_multiplier
 
     def moved(params: Tensor, record: Tensor, label: Tensor, copies: int) -> Tensor:
@@ -92,7 +92,7 @@ def _arms_of_step(subject: Subject, gradients: CanaryGradients, random: RandomSt
     rows = {True: torch.zeros(copies, dtype=torch.int64), False: torch.ones(copies, dtype=torch.int64)}
     return Arms(
         trainer=LocalTrainer(subject.objective(), noise=subject.noise),
-        # Times the divisor: weights move by the noised sum itself, of the last step alone.
+        # The step size cancels the divisor: the weights move by the noised sum of the last step alone.
         plans=tuple(_plan(subject, *rates, float(copies)) for rates in ((), (copies * _STANDING_STILL,))),
         params=params,
         data={k: ClientData(inputs=inputs, targets=label.expand(2).contiguous(), rows=r) for k, r in rows.items()},
@@ -107,11 +107,11 @@ def _arms_of_step(subject: Subject, gradients: CanaryGradients, random: RandomSt
 
 
 def _arms_of_update(subject: Subject, gradients: CanaryGradients, random: RandomStream) -> Arms:
-    """A record that turns the whole update round: from S one way to S the other, as far as one is found."""
+    """Use a record that reverses the whole update: from S in one direction to S in the other, if one is found."""
     limit = subject.clip_norm
 
     def updates(params: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Un-noised, without and with the canary, and the step size that brings both to the clip norm."""
+        """Return both un-noised updates, without and with the canary, and a step size that clips both."""
         sums = [gradients.mean_total(params, inputs[:n], targets[:n], torch.inf, random) for n in (1, 2)]
         norms = [max(float(total.norm()), 1e-6) for total in sums]
         without, with_canary = (total * (-limit / norm) for total, norm in zip(sums, norms, strict=True))
@@ -145,7 +145,7 @@ def _arms_of_update(subject: Subject, gradients: CanaryGradients, random: Random
 
 
 def _plan(subject: Subject, *learning_rates: float) -> ClientPlan:
-    """Steps over all records: with the canary in the batch for certain, σ alone hides it."""
+    """Return steps over all records. The canary is always in the batch, and only σ hides it."""
     return ClientPlan(
         client=0,
         round=0,
@@ -158,7 +158,7 @@ def _plan(subject: Subject, *learning_rates: float) -> ClientPlan:
 
 
 def _candidates(subject: Subject, params: Tensor, random: RandomStream) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Weights, a record (1, ...) of noise and its label (1,)."""
+    """Return weights, a record (1, ...) of noise and its label (1,)."""
     noise, last = _noise(subject.inputs, random), subject.num_classes - 1
     for weights in _WEIGHT_SCALES:
         for scale in _SCALES:
@@ -169,22 +169,22 @@ def _candidates(subject: Subject, params: Tensor, random: RandomStream) -> Itera
 def _opposites(
     subject: Subject, gradients: CanaryGradients, random: RandomStream
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Weights and two records, of which the second pulls the other way, and more strongly."""
+    """Return weights and two records. The second pulls in the opposite direction, and more strongly."""
     noise, last = _noise(subject.inputs, random), subject.num_classes - 1
     labels = torch.tensor([0, last], dtype=subject.targets.dtype)
     for scale in _SCALES[:2]:
         record = noise * scale
-        yield _torn(gradients, record, labels, random), torch.cat([record, record]), labels
+        yield _torn_weights(gradients, record, labels, random), torch.cat([record, record]), labels
         yield gradients.params, torch.cat([record, -10 * record]), labels[:1].expand(2).contiguous()
 
 
-def _torn(gradients: CanaryGradients, record: Tensor, labels: Tensor, random: RandomStream) -> Tensor:
-    """Weights that give the record nine tenths of one class, one tenth of the other and next to nothing of the rest.
+def _torn_weights(gradients: CanaryGradients, record: Tensor, labels: Tensor, random: RandomStream) -> Tensor:
+    """Return weights at which the record has probability 0.9 of one class and 0.1 of the other.
 
-    There its gradients with either label are opposite in every layer, and the second is nine times as long.
+    There its gradients with the two labels are opposite in every layer, and the second is nine times as long.
     """
     params, size = gradients.params.clone(), None
-    for _ in range(_TEARING_STEPS):
+    for _ in range(_SEARCH_STEPS):
         pulls = [gradients.total(params, record, label, torch.inf, random) for label in labels.split(1)]
         size = size or max(2 * float(pulls[1].norm()) ** 2, 1e-12)
         params -= (0.9 * pulls[0] + 0.1 * pulls[1]) / size
@@ -192,5 +192,5 @@ def _torn(gradients: CanaryGradients, record: Tensor, labels: Tensor, random: Ra
 
 
 def _noise(like: Tensor, random: RandomStream) -> Tensor:
-    """(1, ...) a made-up record."""
+    """Return a made-up record, (1, ...)."""
     return random.normal(like[0].numel()).view(1, *like.shape[1:]).to(like.dtype)

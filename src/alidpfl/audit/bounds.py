@@ -1,4 +1,4 @@
-"""What can be said for certain from counted errors and guesses. Pure statistics: no torch, no data, no randomness."""
+"""Bound μ and ε from below by counted errors and guesses. Pure statistics: no torch, no data, no randomness."""
 
 import math
 
@@ -6,14 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtrik, betainc, betainccinv, gammaln, ndtr, ndtri, xlog1py, xlogy
 
-_SURE = 0.999  # of what an audit "catches"
+_SURE = 0.999  # probability with which an audit "catches" too little noise
 _LARGEST_RATIO = 1000.0
 _LARGEST_EPSILON = 50.0
 _HALVINGS = 60
 
 
 def upper_proportion(count: int, total: int, error: float) -> float:
-    """The largest probability under which `count` or fewer of `total` are not rarer than `error` (Clopper & Pearson).
+    """Return Clopper & Pearson's upper bound on a probability, after `count` events in `total` trials.
+
+    The true probability exceeds the bound with probability `error` at most.
 
     >>> round(upper_proportion(0, 100, 0.05), 4)  # about 3 / total: the rule of three
     0.0295
@@ -22,10 +24,16 @@ def upper_proportion(count: int, total: int, error: float) -> float:
 
 
 def gaussian_parameter_bound(false_positives: int, false_negatives: int, draws: int, confidence: float) -> float:
-    """μ that a mechanism has at least, if a test of `draws` in each arm erred so often.
+    """Return a lower bound on μ of a mechanism; 0 if nothing is shown.
 
-    Of a μ-GDP mechanism no test has Φ⁻¹(1 − FPR) + Φ⁻¹(1 − FNR) above μ (Dong, Roth & Su 2022, definition 2.6 and
-    equation 6). Both rates are taken from above, each with half of the error that `confidence` leaves.
+    No test of a μ-GDP mechanism has Φ⁻¹(1 − FPR) + Φ⁻¹(1 − FNR) above μ (Dong, Roth & Su 2022, definition 2.6 and
+    equation 6). Both rates are bounded from above, each with half of the error that `confidence` leaves.
+
+    Args:
+        false_positives: wrong guesses without the canary.
+        false_negatives: wrong guesses with the canary.
+        draws: guesses in each of the two arms.
+        confidence: probability that the bound holds.
 
     >>> round(gaussian_parameter_bound(668, 668, 10_000, 0.9999), 2)  # errors of two Gaussians 3 σ apart
     2.85
@@ -36,14 +44,17 @@ def gaussian_parameter_bound(false_positives: int, false_negatives: int, draws: 
 
 
 def caught_ratio(*, claimed: float, distance: float, copies: int, draws: int, confidence: float) -> float | None:
-    """By how much σ may be too small before 999 of 1000 audits notice; None where no ratio up to 1000 is noticed.
+    """Return the factor by which σ must be too small for 999 of 1000 audits to notice.
 
     Args:
         claimed: μ of one record, 1/σ.
-        distance: of the two arms, in standard deviations of the claimed noise.
-        copies: of the canary: a bound on μ of the group is `copies` times that of one.
-        draws: in each arm.
-        confidence: of the bound.
+        distance: between the two arms, in standard deviations of the claimed noise.
+        copies: number of canaries; μ of the group is `copies` times that of one.
+        draws: guesses in each arm.
+        confidence: probability that the bound on μ holds.
+
+    Returns:
+        The factor, or None if even a factor of 1000 would pass.
     """
 
     def is_caught(ratio: float) -> bool:
@@ -60,11 +71,17 @@ def caught_ratio(*, claimed: float, distance: float, copies: int, draws: int, co
 
 
 def one_run_p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """How likely `correct` or more right guesses are, at most, where the training is (ε, δ)-DP.
+    """Return an upper bound on the probability of so many correct guesses, if the training is (ε, δ)-DP.
 
-    Each of the canaries was in by its own fair coin; `guesses` of the coins are guessed, the others not. Steinke, Nasr
-    & Jagielski 2023, theorem 5.2: β + α m δ with β = P[W >= v], α = max_i (2/i) P[v > W >= v − i] and W binomial of
-    `guesses` coins that are right with probability e^ε / (1 + e^ε).
+    Steinke, Nasr & Jagielski 2023, theorem 5.2: β + α m δ with β = P[W >= v], α = max_i (2/i) P[v > W >= v − i]. W is
+    binomial: `guesses` coins, each right with probability e^ε / (1 + e^ε).
+
+    Args:
+        canaries: m; each was included by its own fair coin.
+        guesses: how many of the coins were guessed.
+        correct: v, the number of correct guesses.
+        epsilon: ε of the claim.
+        delta: δ of the claim.
 
     >>> one_run_p_value(canaries=100, guesses=10, correct=0, epsilon=1.0, delta=0.0)
     1.0
@@ -79,14 +96,21 @@ def one_run_p_value(*, canaries: int, guesses: int, correct: int, epsilon: float
 
 
 def _binomial(successes: NDArray[np.int64], trials: int, chance: float) -> NDArray[np.float64]:
-    """P[W = w] of so many coins."""
+    """Return P[W = w] for each w of `successes`."""
     ways = gammaln(trials + 1) - gammaln(successes + 1) - gammaln(trials - successes + 1)
     found: NDArray[np.float64] = np.exp(ways + xlogy(successes, chance) + xlog1py(trials - successes, -chance))
     return found
 
 
 def one_run_epsilon_bound(*, canaries: int, guesses: int, correct: int, delta: float, confidence: float) -> float:
-    """ε that the training has at least, with `confidence`, if so many guesses were right.
+    """Return a lower bound on ε of a training; 0 if nothing is shown.
+
+    Args:
+        canaries: each was included by its own fair coin.
+        guesses: how many of the coins were guessed.
+        correct: the number of correct guesses.
+        delta: δ of the claim.
+        confidence: probability that the bound holds.
 
     >>> round(one_run_epsilon_bound(canaries=1000, guesses=100, correct=95, delta=1e-5, confidence=0.95), 2)
     2.17
@@ -99,7 +123,7 @@ def one_run_epsilon_bound(*, canaries: int, guesses: int, correct: int, delta: f
     if not is_refuted(0.0):
         return 0.0
     low, high = 0.0, _LARGEST_EPSILON
-    for _ in range(_HALVINGS):  # the safe end: `low` was computed to be refuted
+    for _ in range(_HALVINGS):  # `low` stays refuted: the safe end
         middle = (low + high) / 2
         low, high = (middle, high) if is_refuted(middle) else (low, middle)
     return low

@@ -1,4 +1,7 @@
-"""Canaries of the one-run audit: made-up records whose gradients are clipped, and have little in common."""
+"""Canaries, the made-up records of an audit, and their gradients.
+
+Good canaries for the one-run audit have gradients that reach the clip norm and have little in common.
+"""
 
 import warnings
 from collections.abc import Iterator
@@ -16,27 +19,40 @@ from alidpfl.federation.tensors import flatten, load, unflatten
 from alidpfl.methods import Objective
 
 _AT_A_TIME = 250
-_PERTURBATIONS = 16  # that a loss with randomness of its own is averaged over
+_PERTURBATIONS = 16  # draws over which a random loss is averaged
+_SCALES = (1.0, 10.0, 100.0)
+_TRIED = 64  # canaries of each kind
+_ALONG = 8  # canaries with which the others are compared
+_IMAGE_DIMS = 4  # (m, channels, height, width)
+_COARSE = 4  # side of the noise that is smoothed
 
 
 class CanaryGradients:
-    """Gradients of made-up records, clipped by the same code that clients clip with."""
+    """Gradients of canaries, clipped by the code that clients use."""
 
     def __init__(self, objective: Objective) -> None:
-        """Take the objective over: its weights are overwritten."""
+        """Use the objective from now on, and overwrite its weights."""
         self._objective = objective
         self._clipper = batch_clipper_for(objective, "cpu")
         self.params = flatten(self._clipper.parameters)
-        """The first weights."""
+        """The initial weights."""
 
     @property
     def is_random(self) -> bool:
-        """True if the loss of a record differs from step to step at the same weights."""
+        """Return whether the loss of a record is random at fixed weights."""
         dropouts = (m for m in self._objective.model.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
         return self._objective.before_step is not None or any(dropout.p > 0 for dropout in dropouts)
 
     def total(self, params: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float, random: RandomStream) -> Tensor:
-        """(num_params,) the sum of the records' clipped gradients at these weights, un-noised."""
+        """Return the un-noised sum of the records' clipped gradients at these weights, (num_params,).
+
+        Args:
+            params: the weights, (num_params,).
+            inputs: the records' inputs, (m, ...).
+            targets: the records' labels, (m,).
+            clip_norm: C; infinite for no clipping.
+            random: randomness of the loss.
+        """
         load(params, self._clipper.parameters)
         if self._objective.before_step is not None:
             self._objective.before_step(random)
@@ -46,20 +62,20 @@ class CanaryGradients:
     def mean_total(
         self, params: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float, random: RandomStream
     ) -> Tensor:
-        """As `total`, averaged over what the loss draws at random."""
+        """Return `total`, averaged over the randomness of the loss. The arguments are the same."""
         repetitions = 1 if self._objective.before_step is None else _PERTURBATIONS
         totals = [self.total(params, inputs, targets, clip_norm, random) for _ in range(repetitions)]
         return torch.stack(totals).mean(0)
 
     def products(self, params: Tensor, inputs: Tensor, targets: Tensor, along: Tensor, clip_norm: float) -> Tensor:
-        """(m,) ⟨clipped gradient of each record, `along`⟩ at these weights, in double."""
+        """Return the product of each record's clipped gradient with `along` (num_params,), as (m,) doubles."""
         load(params, self._clipper.parameters)
         pieces = zip(inputs.split(_AT_A_TIME), targets.split(_AT_A_TIME), strict=True)
         return torch.cat([self._products(x, y, along, clip_norm) for x, y in pieces])
 
     def _products(self, inputs: Tensor, targets: Tensor, along: Tensor, clip_norm: float) -> Tensor:
-        # A product with the gradient is a derivative along a line: one forward pass gives it for all records, and no
-        # per-sample gradient is written out.
+        # A product with the gradient is a derivative along a line. One forward pass gives it for all records, without
+        # computing per-sample gradients.
         weights = {name: p.detach() for name, p in self._clipper.parameters.items()}
         tangents = {name: t.contiguous() for name, t in unflatten(along, weights).items()}
 
@@ -67,36 +83,29 @@ class CanaryGradients:
             return self._objective.loss(functional_call(self._objective.model, weights, (inputs,)), targets)
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, as it loads its rules on first use
+            warnings.simplefilter("ignore", DeprecationWarning)  # from torch, when it first loads its rules
             slopes: Tensor = jvp(losses, (weights,), (tangents,))[1]
         norms = self._clipper.clipped_sum(inputs, targets, clip_norm=clip_norm, seed=0).statistics.norms
         found: Tensor = slopes.double() * (clip_norm / norms).clamp_max(1)
         return found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-_SCALES = (1.0, 10.0, 100.0)
-_TRIED = 64  # of each kind
-_ALONG = 8  # of them, whose gradients the others' are compared with
-_IMAGE_DIMS = 4  # (m, channels, height, width)
-_COARSE = 4  # side of the noise that is smoothed
-
-
 @dataclass(frozen=True, kw_only=True)
 class Canaries:
-    """m made-up records."""
+    """m canaries."""
 
     inputs: Tensor = field(repr=False)
-    """(m, ...)."""
+    """(m, ...) made-up inputs."""
     targets: Tensor = field(repr=False)
-    """(m,) drawn at random."""
+    """(m,) random classes."""
     strength: float
-    """Mean length of their clipped gradients at the first weights, over C."""
+    """Mean norm of their clipped gradients at the initial weights, over C."""
     overlap: float
-    """Root mean square of the cosine between two of their gradients there: 0 is best, 1 hides one behind another."""
+    """Root mean square cosine between two of their gradients there: 0 is best, 1 makes them the same."""
 
 
 def make_canaries(subject: Subject, count: int, random: RandomStream) -> Canaries:
-    """Noise, smooth or not, large or small: what shows best through the noise and the other canaries."""
+    """Return `count` canaries of the kind of noise (rough or smooth, small or large) that shows best."""
     gradients = CanaryGradients(subject.objective())
     targets = (random.uniform(count) * subject.num_classes).long().to(subject.targets.dtype)
 
@@ -105,7 +114,7 @@ def make_canaries(subject: Subject, count: int, random: RandomStream) -> Canarie
         return Canaries(inputs=inputs, targets=targets, strength=strength, overlap=overlap)
 
     def shows(canaries: Canaries) -> float:
-        """Length of a canary over the standard deviation of what it lies in, in a batch that it is in."""
+        """Return the norm of a canary over the standard deviation of noise and other canaries in its batch."""
         others = subject.settings.sample_rate * count / 2 * (canaries.overlap * canaries.strength) ** 2
         return canaries.strength / float((subject.noise_multiplier**2 + others) ** 0.5)
 
@@ -126,7 +135,7 @@ def _kinds(subject: Subject, count: int, random: RandomStream) -> Iterator[Tenso
 def _measured(
     subject: Subject, gradients: CanaryGradients, inputs: Tensor, targets: Tensor, random: RandomStream
 ) -> tuple[float, float]:
-    """Strength and overlap."""
+    """Return strength and overlap of the canaries."""
     params, clip_norm = gradients.params, subject.clip_norm
     lengths, cosines = [], []
     for one in range(min(_ALONG, len(inputs))):

@@ -1,10 +1,11 @@
-"""The noise itself, weight by weight: what the one-step audit, which reads along one line, does not see.
+"""Audit the noise weight by weight. The one-step audit reads along one line only, and would miss other gaps.
 
-The claim is N(0, (σC)² I) on the released sum: as much on every weight, of no weight the same as of another, of no
-release the same as of the one before. All three are tested, and the error is divided among them. A sum of products of
-independent normal numbers, m of them, none in more than two, exceeds t with probability at most
-exp(-t² / (2 (m + 2 t))): from the moment generating function of a quadratic form whose matrix has no trace and
-eigenvalues within [-1, 1].
+The claim is N(0, (σC)² I) on the released sum: every weight gets as much noise, no two weights get the same noise, and
+no release repeats the noise of the one before. Three tests check this and share the error.
+
+The last two rely on a bound. Take a sum of m products of independent normal numbers, with each number in at most two
+products. It exceeds t with probability at most exp(-t² / (2 (m + 2 t))). This follows from the moment generating
+function of a quadratic form: its matrix has trace 0 and eigenvalues within [-1, 1].
 """
 
 import math
@@ -14,73 +15,72 @@ import torch
 from scipy.special import gammaincinv
 from torch import Tensor
 
-_COMPARED = 64  # releases whose weights are compared with one another: each takes a Fourier transform
-_READABLE = 0.05  # of σC: weights that are rounded to more than that hide the noise
+_COMPARED = 64  # releases in which weights are compared with each other: each takes a Fourier transform
+_READABLE = 0.05  # share of σC; a weight with larger rounding steps hides the noise
 _PARTS = 3  # tests that share the error
-_FEWEST = 2  # releases that have a spread
+_FEWEST = 2  # releases that give a variance
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseAudit:
-    """What was seen of the noise."""
+    """Findings about the noise of releases."""
 
     releases: int
+    """Number of releases that were measured."""
     confidence: float
+    """Probability that correct noise is not refuted."""
     least: float | None
-    """σ of the weight that has least, as a share of the claimed one; None where no weight's could be read."""
+    """The smallest σ of a weight, as a share of the claimed σ; None if no weight can be read."""
     refuted_below: float
-    """A share that an honest weight would hardly have."""
+    """Correct noise hardly ever has a smaller share."""
     where: int
-    """That weight's place."""
+    """The index of the weight with the smallest σ."""
     unread: int
-    """Weights that are too coarse for their noise to be read."""
+    """Number of weights that are too large for their noise to show."""
     not_finite: int
-    """Releases that are no numbers."""
+    """Number of releases with values that are not finite."""
     alike: float | None
-    """How much weights at a fixed distance, whichever shows most, are alike: 1 is more than chance explains."""
+    """Likeness of the noise of weights at `distance`. Chance does not explain more than 1."""
     distance: int
-    """That distance."""
+    """The distance between weights at which their noise is most alike."""
     repeated: float | None
-    """How much each release is like the one before: 1 is more than chance explains."""
+    """Likeness of each release and the one before. Chance does not explain more than 1."""
 
     @property
     def problem(self) -> str | None:
-        """What contradicts the claim; None where nothing does."""
+        """Return what contradicts the claim, or None."""
         if self.not_finite:
-            return f"{self.not_finite} releases hold numbers that are not finite"
+            return f"{self.not_finite} releases have values that are not finite"
         if self.least is not None and self.least < self.refuted_below:
-            return f"weight {self.where} has {self.least:.3g} of the noise that is claimed"
+            return f"weight {self.where} has {self.least:.3g} of the claimed noise"
         if self.alike is not None and self.alike > 1:
-            return f"weights that are {self.distance} apart get the same noise, or some of it"
+            return f"weights {self.distance} apart share noise"
         if self.repeated is not None and self.repeated > 1:
-            return "a release has the noise of the one before, or some of it"
+            return "a release shares noise with the one before"
         return None
 
 
 class NoiseMeter:
-    """Adds up what releases tell of their noise."""
+    """Measures the noise of releases."""
 
     def __init__(self, params: Tensor, scale: float, *, is_exact: bool = True) -> None:
-        """Expect noise of `scale` on weights of the size of `params` (num_params,).
+        """Expect noise of standard deviation `scale` (σC) on the weights `params` (num_params,).
 
-        Args:
-            params: the weights that releases start from.
-            scale: σC.
-            is_exact: False if what lies under the noise is known roughly only: then likeness proves nothing.
+        `is_exact` False means that the un-noised values are known as averages only. Then likeness proves nothing.
         """
         self._scale, self._is_exact = scale, is_exact
         coarse = params.abs().double() * torch.finfo(params.dtype).eps
         self._is_read = coarse <= _READABLE * scale
         self._sums = torch.zeros(len(params), dtype=torch.float64)
         self._squares = torch.zeros(len(params), dtype=torch.float64)
-        # Of a vector twice as long: what leaves at the end must not come in again at the beginning.
+        # The transform takes a vector twice as long, so that the correlation does not wrap around.
         self._spectrum = torch.zeros(len(params) + 1, dtype=torch.float64)
         self._last: Tensor | None = None
         self._products = 0.0
         self._releases = self._not_finite = 0
 
     def add(self, change: Tensor, unnoised: Tensor) -> None:
-        """One release, in the order of time: by how much it moved the weights, and would have without noise."""
+        """Add a release, in order of time: its change of the weights, and the change without noise."""
         noise = (change.double() - unnoised.double()) / self._scale
         if not bool(noise.isfinite().all()):
             self._not_finite += 1
@@ -96,7 +96,7 @@ class NoiseMeter:
         self._releases += 1
 
     def audit(self, confidence: float) -> NoiseAudit:
-        """Compare with the claim; of honest noise, no more than a share of 1 - `confidence` is refuted."""
+        """Return the findings. Correct noise is refuted with probability 1 - `confidence` at most."""
         error, read = (1 - confidence) / _PARTS, int(self._is_read.sum())
         is_seen = read > 0 and self._releases >= _FEWEST
         spread = self._squares - self._sums**2 / max(1, self._releases)
@@ -118,7 +118,7 @@ class NoiseMeter:
         )
 
     def _most_alike(self, error: float) -> tuple[float, int]:
-        """By the Wiener-Khinchin theorem: the products of all weights with those at each distance behind them."""
+        """Return the largest likeness and its distance, by the Wiener-Khinchin theorem for all distances at once."""
         size = len(self._squares)
         if size == 1:
             return 0.0, 0
@@ -130,16 +130,16 @@ class NoiseMeter:
 
 
 def largest_sum(terms: int, error: float) -> float:
-    """Of so many products: a sum whose size exceeds this has probability `error` at most."""
+    """Return the size that a sum of `terms` products exceeds with probability `error` at most."""
     return float(_largest_sums(torch.tensor(float(terms), dtype=torch.float64), error))
 
 
 def _largest_sums(terms: Tensor, error: float) -> Tensor:
-    """The t with 2 exp(-t² / (2 (m + 2 t))) = error."""
+    """Return t with 2 exp(-t² / (2 (m + 2 t))) = error."""
     exponent = math.log(2 / error)
     return 2 * exponent + (4 * exponent**2 + 2 * exponent * terms).sqrt()
 
 
 def _smallest_share(freedom: int, error: float) -> float:
-    """Of the deviation of honest numbers, with so many degrees of freedom: less has probability `error`."""
+    """Return the share of σ below which the deviation of correct noise lies with probability `error`."""
     return math.sqrt(2 * float(gammaincinv(freedom / 2, error)) / freedom)

@@ -1,114 +1,148 @@
-"""What is audited: a model, a method and the (ε, δ) that they claim; a client's records, to hide canaries among."""
+"""The subject of an audit: a model, a method, the (ε, δ) that they claim, and a client's records."""
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
+from alidpfl.config import Config
 from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import ConfigError
-from alidpfl.federation.federation import make_ledger
+from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings, Part
-from alidpfl.methods import Method, Objective
+from alidpfl.methods import Loss, Method, Objective
 from alidpfl.policies import Policy
 from alidpfl.privacy import GaussianRelease, Ledger, PrivacyBudget, SampledGaussian, epsilon
-from alidpfl.types import NoiseKind
+from alidpfl.registry import LOSSES
+from alidpfl.runs.data import load_data, simulation_data
+from alidpfl.runs.features import featured
+from alidpfl.runs.prepare import accountant_of, build_model, make_parts, make_settings, releases_before
+from alidpfl.types import NoiseKind, OnProgress
 
 _SCORES = 2  # dimensions of (B, classes)
-_LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # that is accounted for: below, ε is beyond all claims anyway
+_LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # σ is kept within these; below, ε is beyond all claims
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A federation of one client, before its first round."""
+    """A federation of one client before its first round."""
 
     model: nn.Module = field(repr=False)
-    """What is trained, with the weights that it starts from."""
+    """The model with its initial weights."""
     inputs: Tensor = field(repr=False)
-    """(n, ...) floating point: the client's records."""
+    """(n, ...) floating point: the inputs of the client's records."""
     targets: Tensor = field(repr=False)
-    """(n,) the classes of these records."""
+    """(n,) the classes of the records."""
     method: Method
-    """What it changes in plans and in the loss."""
+    """Sets C, σ and the local loss."""
     policy: Policy
-    """How the number of local steps is chosen."""
+    """Chooses the number of local steps."""
     budget: PrivacyBudget
-    """ε and δ, the claim that is audited."""
+    """ε and δ of the claim."""
     settings: FederationSettings
     """Rounds, sampling rate and step sizes."""
     accountant: str = "pld"
-    """How ε is computed: "pld" (tightest), "rdp", or "rdp-paper", as the paper counts."""
+    """The accountant of the claim: "pld" (tightest), "rdp", or "rdp-paper" as in the paper."""
     noise: NoiseKind = "gaussian"
     """"gaussian", or "grid", which is exact to the last bit."""
+    loss: Loss = cross_entropy
+    """The loss of each record."""
     server_settings: ServerSettings | None = None
-    """Momentum, averaging, quorum; None for plain averaging."""
+    """Momentum, averaging and quorum; None for plain averaging."""
     releases: tuple[GaussianRelease, ...] = ()
-    """What was charged before the first round."""
+    """Releases that were charged before the first round."""
     evaluation: Mapping[Part, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
-    """Public data, for methods that look at their loss."""
+    """Public data, for methods that use the loss on them."""
 
     def __post_init__(self) -> None:
         if not self.inputs.is_floating_point():
-            raise ConfigError(
-                f"inputs have type {self.inputs.dtype}: an audit makes records up, and needs floating-point inputs"
-            )
+            raise ConfigError(f"inputs.dtype={self.inputs.dtype} must be floating point: canaries are made-up numbers")
         if self.num_classes < 2:  # noqa: PLR2004
-            raise ConfigError("the model has a single output: an audit mislabels records, and needs two classes")
+            raise ConfigError(
+                "the model has one output; an audit needs at least two classes, because canaries have wrong labels"
+            )
 
     @property
     def num_classes(self) -> int:
-        """Classes that the model tells apart."""
+        """Return the number of classes, by the shape of the model's output."""
         with torch.no_grad():
             outputs = copy.deepcopy(self.model).eval()(self.inputs[:1])
         if outputs.ndim != _SCORES:
-            raise ConfigError(f"the model gives shape {tuple(outputs.shape)}, and an audit needs one score a class")
+            raise ConfigError(f"the model's output has shape {tuple(outputs.shape)}; an audit needs (B, classes)")
         return int(outputs.shape[1])
 
     @property
     def noise_multiplier(self) -> float:
-        """σ of the first round."""
-        return self.method.numbers(self.method.start(), 0).noise_multiplier
+        """Return σ of the first round."""
+        return self.method.clip_and_noise(self.method.start(), 0).noise_multiplier
 
     @property
     def clip_norm(self) -> float:
-        """C of the first round."""
-        return self.method.numbers(self.method.start(), 0).clip_norm
+        """Return C of the first round."""
+        return self.method.clip_and_noise(self.method.start(), 0).clip_norm
 
     @property
     def max_steps(self) -> int:
-        """R_c; where the noise goes on updates, the rounds that are charged."""
+        """Return R_c, or the number of charged rounds if the noise is added to updates."""
         affordable = self.ledger().affordable_steps(0, self.noise_multiplier)
         return min(affordable, self.settings.max_rounds) if self.method.release == "update" else affordable
 
     def objective(self) -> Objective:
-        """What the client minimises, in a copy of its own."""
-        return self.method.objective(copy.deepcopy(self.model).train(), cross_entropy)
+        """Return what the client minimises, with a copy of the model."""
+        return self.method.objective(copy.deepcopy(self.model).train(), self.loss)
 
     def ledger(self) -> Ledger:
-        """Fresh accounts."""
+        """Return a new ledger."""
         rate = self.settings.sample_rate
         return make_ledger(
             self.method, self.budget, rate, self.noise_multiplier, self.accountant, releases=self.releases
         )
 
     def epsilon_at(self, noise_multiplier: float) -> float:
-        """ε of the whole run's steps, had they this σ: tight, by `pld`, whichever accountant the run is charged by.
+        """Return ε of all steps of the run at another σ, by the tight accountant `pld`.
 
-        Other accountants' ε are too large, as a claim may be, and what is measured against a claim may not. What was
-        released before the first step is left out for the same reason.
+        A claim may be too large, but what is measured against it must not be. So this never uses a looser accountant,
+        and it leaves out what was released before the first step.
         """
         rate = 1.0 if self.method.release == "update" else self.settings.sample_rate
-        steps = SampledGaussian(
-            sample_rate=rate,
-            noise_multiplier=min(max(noise_multiplier, _LEAST_NOISE), _MOST_NOISE),
-            steps=self.max_steps,
-        )
+        sigma = min(max(noise_multiplier, _LEAST_NOISE), _MOST_NOISE)
+        steps = SampledGaussian(sample_rate=rate, noise_multiplier=sigma, steps=self.max_steps)
         return epsilon([steps], self.budget.delta, "pld")
 
 
+def subject_of(config: Config, on_progress: OnProgress | None = None) -> Subject:
+    """Return what `alidpfl run` would train, with the records of the first client only."""
+    parts = make_parts(config)
+    dataset = load_data(config, on_progress)
+    data = simulation_data(config, dataset)
+    if config.has_statistics:
+        dataset, _ = featured(config, dataset, data.clients, None, on_progress)
+        data = simulation_data(config, dataset)
+    own = data.clients[0]
+    settings = make_settings(config, shows_private_data=False)
+    settings = replace(
+        settings, clients_per_round=None, time_limit=None, traffic_limit=None, dropout_rate=0.0, straggler_rate=0.0
+    )
+    return Subject(
+        model=build_model(config, dataset.input_shape, dataset.num_classes),
+        inputs=data.inputs[own],
+        targets=data.targets[own],
+        method=parts.method,
+        policy=parts.policy,
+        budget=config.budget,
+        settings=settings,
+        accountant=accountant_of(config),
+        noise=config.privacy.noise,
+        loss=LOSSES[config.model.loss],
+        server_settings=parts.server_settings,
+        releases=releases_before(config),
+        evaluation={part: pair for part, pair in data.evaluation.items() if part == "validation"},
+    )
+
+
 def stream(seed: int | None, *path: int) -> RandomStream:
-    """Repeatable where a seed is given, else of the operating system's entropy."""
+    """Return a repeatable random stream, or for seed None a secure one."""
     return RandomStream.secure() if seed is None else RandomStream.seeded(seed, *path)

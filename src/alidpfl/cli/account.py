@@ -40,35 +40,36 @@ def account(
         raise ConfigError(
             f"--steps {steps[0]} and --epsilon {epsilon[0]:g}: one follows from the other; give one of them"
         )
-    setting = {"sample_rate": sample_rate, "noise_multiplier": noise_multiplier, "delta": delta}
+    mechanism = {"sample_rate": sample_rate, "noise_multiplier": noise_multiplier}
+    setting = {**mechanism, "delta": delta}
     title = f"q = {sample_rate:g}, σ = {noise_multiplier:g}, δ = {delta:g}"
     if steps:
-        costs = _costs(setting, steps)
+        costs = _costs(mechanism, delta, steps)
         if as_json:
             typer.echo(json.dumps({**setting, "costs": costs}, indent=2))
         else:
             wide_console().print(_costs_table(costs, f"ε of DP-SGD steps at {title}"))
         return
-    budgets = _budgets(setting, epsilon or list(PAPER_STEPS))
+    budgets = _budgets(mechanism, delta, epsilon or list(PAPER_STEPS))
     if as_json:
         typer.echo(json.dumps({**setting, "budgets": budgets}, indent=2))
     else:
         wide_console().print(_budgets_table(budgets, f"DP-SGD steps at {title}"))
 
 
-def _costs(setting: dict[str, float], counts: list[int]) -> list[dict[str, Any]]:
+def _costs(mechanism: dict[str, Any], delta: float, counts: list[int]) -> list[dict[str, Any]]:
     """Return ε by each accountant for each number of steps."""
     with moving_line(DESCRIPTION) as progress:
         task = progress.add_task("loading the accountants")
         from alidpfl.privacy import SampledGaussian, epsilon
 
-        mechanism, found = _mechanism(setting), []
+        found = []
         for count in counts:
             steps = SampledGaussian(**mechanism, steps=count)
             spent = {}
             for accountant in ACCOUNTANTS:
                 progress.update(task, description=f"{count} steps by {accountant}")
-                spent[accountant] = epsilon([steps], setting["delta"], accountant=accountant)
+                spent[accountant] = epsilon([steps], delta, accountant=accountant)
             found.append({"steps": count, "epsilon": spent})
     return found
 
@@ -82,16 +83,15 @@ def _costs_table(costs: list[dict[str, Any]], title: str) -> Table:
     return table
 
 
-def _budgets(setting: dict[str, float], epsilons: list[float]) -> list[dict[str, Any]]:
+def _budgets(mechanism: dict[str, Any], delta: float, epsilons: list[float]) -> list[dict[str, Any]]:
     """Return for each ε the steps by each accountant (0 if it pays for none), and what the paper prints."""
     with moving_line(DESCRIPTION) as progress:
         task = progress.add_task("loading the accountants")
         from alidpfl.privacy import PrivacyBudget, SampledGaussian
 
-        mechanism = _mechanism(setting)
         SampledGaussian(**mechanism)  # refuse wrong values before any work
-        budgets = [PrivacyBudget(epsilon=value, delta=setting["delta"]) for value in epsilons]
-        found = []
+        budgets = [PrivacyBudget(epsilon=value, delta=delta) for value in epsilons]
+        is_papers, found = {**mechanism, "delta": delta} == PAPER_SETTING, []
         for budget in budgets:
             steps = {}
             for accountant in ACCOUNTANTS:
@@ -100,7 +100,7 @@ def _budgets(setting: dict[str, float], epsilons: list[float]) -> list[dict[str,
             found.append(
                 {
                     "epsilon": budget.epsilon,
-                    "printed_in_paper": PAPER_STEPS.get(budget.epsilon) if setting == PAPER_SETTING else None,
+                    "printed_in_paper": PAPER_STEPS.get(budget.epsilon) if is_papers else None,
                     "max_steps": steps,
                     "pld_over_rdp_paper": steps["pld"] / steps["rdp-paper"] if steps["rdp-paper"] else None,
                 }
@@ -108,11 +108,7 @@ def _budgets(setting: dict[str, float], epsilons: list[float]) -> list[dict[str,
     return found
 
 
-def _mechanism(setting: dict[str, float]) -> dict[str, float]:
-    return {key: setting[key] for key in ("sample_rate", "noise_multiplier")}
-
-
-def _steps_or_zero(budget: Any, mechanism: dict[str, float], accountant: str) -> int:
+def _steps_or_zero(budget: Any, mechanism: dict[str, Any], accountant: str) -> int:
     from alidpfl.privacy import max_steps
 
     try:

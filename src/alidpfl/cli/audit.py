@@ -10,6 +10,7 @@ from rich.console import Console
 from alidpfl.cli.completion import complete_setting
 from alidpfl.cli.progress import print_written, progress_bar, wide_console
 from alidpfl.errors import ConfigError
+from alidpfl.types import OnProgress
 
 _EXIT_REFUTED = 1
 
@@ -51,15 +52,9 @@ def audit(  # noqa: PLR0917 - they are options
 
         check_extension(plot)
         figure_class()
-    asked = {
-        "one_step": not one_run,
-        "one_run": not one_step,
-        "draws": draws,
-        "canaries": canaries,
-        "confidence": confidence,
-        "seed": seed,
-    }
-    document = _measured(config, overrides or [], asked)
+    parts = {"one_step": not one_run, "one_run": not one_step}
+    options = {"draws": draws, "canaries": canaries, "confidence": confidence, "seed": seed}
+    document = _measured(config, overrides or [], parts | options)
     if plot is not None:
         save(lambda: audit_figure(document), plot)
     if as_json:
@@ -73,24 +68,24 @@ def audit(  # noqa: PLR0917 - they are options
         raise typer.Exit(_EXIT_REFUTED)
 
 
-def _measured(path: Path | None, overrides: list[str], asked: dict[str, Any]) -> dict[str, Any]:
+def _measured(path: Path | None, overrides: list[str], options: dict[str, Any]) -> dict[str, Any]:
     from alidpfl.config import load_config
 
     settings = load_config(path, overrides)
     with progress_bar() as show:
         from alidpfl.audit import audit_config
 
-        report = show if Console(stderr=True).is_terminal else _Lines().show
-        return audit_config(settings, on_progress=report, **asked).to_json()
+        report = show if Console(stderr=True).is_terminal else _lines()
+        return audit_config(settings, on_progress=report, **options).to_json()
 
 
-class _Lines:
-    """Progress on a pipe: a line for each tenth of the work."""
+def _lines() -> OnProgress:
+    """Return a progress callback for pipes: it prints a line for each tenth of the work."""
+    printed = set()
 
-    def __init__(self) -> None:
-        self._shown = ("", -1)
-
-    def show(self, what: str, share: float) -> None:
-        if (now := (what, int(share * 10))) != self._shown:
-            self._shown = now
+    def show(what: str, share: float) -> None:
+        if (now := (what, int(share * 10))) not in printed:
+            printed.add(now)
             typer.echo(f"{what}: {share:.0%}", err=True)
+
+    return show

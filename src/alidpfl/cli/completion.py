@@ -1,4 +1,4 @@
-"""What shells offer at a press of Tab. Names come from the registry and the schema, neither of which imports torch.
+"""Complete names in shells at a press of Tab. Names come from the registry and the schema, without importing torch.
 
 Completion refuses nothing: a wrong value gets an error from the command, with the nearest name.
 """

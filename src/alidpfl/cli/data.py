@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alidpfl.cli.completion import one_of
-from alidpfl.cli.progress import progress_bar
+from alidpfl.cli.progress import progress_bar, wide_console
 from alidpfl.data.sources import SOURCES
 from alidpfl.registry import DATASETS
 from alidpfl.types import OnProgress
@@ -56,7 +56,6 @@ def list_data(
     Example:
       alidpfl data list
     """
-    from alidpfl.cli.progress import wide_console
     from alidpfl.data.directories import inventory
 
     entries = inventory(data_dir)

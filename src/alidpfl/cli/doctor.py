@@ -26,18 +26,12 @@ from alidpfl.data.directories import user_cache
 
 _STYLES = {"good": "green", "advice": "yellow", "broken": "bold red"}
 _EXTRAS = {
-    "vault": "keeping an owner's records and ledger (`alidpfl vault`)",
-    "flower": "deployments (`alidpfl flower`)",
-    "report": "figures (`--plot`)",
-    "tensorboard": "`alidpfl run --tensorboard`",
+    "vault": ("owners' records and ledgers (`alidpfl vault`)", "httpx, starlette.applications, uvicorn"),
+    "flower": ("deployments (`alidpfl flower`)", "flwr.app, flwr.clientapp, flwr.serverapp"),
+    "report": ("figures (`--plot`)", "matplotlib.figure"),
+    "tensorboard": ("`alidpfl run --tensorboard`", "tensorboard.summary.writer.event_file_writer"),
 }
-_IMPORTS = {
-    "vault": "httpx, starlette.applications, uvicorn",
-    "flower": "flwr.app, flwr.clientapp, flwr.serverapp",
-    "report": "matplotlib.figure",
-    "tensorboard": "tensorboard.summary.writer.event_file_writer",
-}
-"""Modules of each extra. They must import: another package may have replaced something that they need."""
+"""Purpose and modules of each extra. They must import: another package may have replaced something they need."""
 _FLOWER_PROGRAMS = ("flwr", "flower-superlink", "flower-supernode")
 _IMPORT_TIMEOUT = 120.0
 _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
@@ -58,7 +52,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, and what to do about it."""
+    """A check's finding, and what to do about it."""
 
     what: str
     state: State
@@ -101,9 +95,8 @@ def examine() -> Iterator[Finding]:
 def _versions() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     python = ".".join(map(str, sys.version_info[:3]))
-    yield Finding(
-        "alidpfl", State.GOOD, f"{__version__}, Python {python}, {cores} cores, in {Path(__file__).parents[1]}"
-    )
+    folder = Path(__file__).parents[1]
+    yield Finding("alidpfl", State.GOOD, f"{__version__}, Python {python}, {cores} cores, in {folder}")
 
 
 def _torch() -> Iterator[Finding]:
@@ -236,12 +229,12 @@ def _problem_with(folder: Path) -> str:
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, purpose in _EXTRAS.items():
+    for extra, (purpose, modules) in _EXTRAS.items():
         install = f"for {purpose}, in a clone of alidpfl: pip install -c constraints.txt '.[{extra}]'"
         missing = [needed for needed in _needed_by(extra) if not _is_installed(needed)]
         if missing:
             yield Finding(f"extra: {extra}", State.ADVICE, f"without {', '.join(missing)}", install)
-        elif (error := _import_error(_IMPORTS[extra])) is not None:
+        elif (error := _import_error(modules)) is not None:
             remedy = f"{install} --force-reinstall"
             yield Finding(f"extra: {extra}", State.BROKEN, f"installed, but does not import: {error}", remedy)
         else:

@@ -1,4 +1,4 @@
-"""`alidpfl flower`: what a deployment on Flower needs. Parse, call, print."""
+"""`alidpfl flower`: prepare and try deployments on Flower."""
 
 import signal
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from alidpfl.inputs import checks
 
 flower_app = typer.Typer(
     no_args_is_help=True,
-    help="Train over nodes with Flower; docs/how-to/deploy.md in the sources is the guide.\n\nExample:\n  alidpfl flower demo",
+    help="Train over nodes with Flower; see docs/how-to/deploy.md.\n\nExample:\n  alidpfl flower demo",
 )
 
 Overrides = Annotated[
@@ -33,20 +33,18 @@ _LARGEST_WEIGHT = 0.5
 
 @flower_app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Folder to make: what `flwr run` takes.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to make, for `flwr run`.")],
     *,
-    config: Annotated[Path | None, typer.Option(help="TOML file as for `alidpfl run`.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file, as for `alidpfl run`.")] = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run on the server; by default runs/ + name.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory on the server; by default runs/NAME.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes to wait for; by default data.clients.")] = None,
     simulation: Annotated[
-        bool, typer.Option("--simulation", help="For Flower's simulator: no vaults, seeded, data.name split.")
+        bool, typer.Option("--simulation", help="For Flower's simulator: no vaults, seeded noise.")
     ] = False,
-    no_evaluation: Annotated[
-        bool, typer.Option("--no-evaluation", help="The server has no public test data to look at.")
-    ] = False,
+    no_evaluation: Annotated[bool, typer.Option("--no-evaluation", help="The server has no public test data.")] = False,
 ) -> None:
-    r"""Write the app folder of a run: its settings, and which parts of the installed package run it.
+    r"""Write the app folder of a run, with its settings.
 
     Example:
       alidpfl flower init my-run --config run.toml --nodes 3 --no-evaluation && \
@@ -61,7 +59,7 @@ def init(
         checks.whole("--nodes", nodes, low=1)
     settings = load_config(config, overrides or [])
     if settings.federation.max_client_weight is None and not simulation:
-        # Nobody can check how many records a node has: one that says 10^12 must not be the whole average.
+        # Nobody can check how many records a node has. One that claims 10^12 must not dominate the average.
         settings = load_config(config, [*(overrides or []), f"federation.max_client_weight={_LARGEST_WEIGHT}"])
     options = FlowerOptions(
         out=str((out or Path("runs") / folder.name).absolute()),
@@ -73,26 +71,27 @@ def init(
         refuse_what_nodes_cannot(settings, options, make_parts(settings).method)
         if settings.policy in ("ali", "corrected") and settings.method.heterogeneity is None:
             guess = make_settings(settings, shows_private_data=False).heterogeneity
-            told = f"note: policy {settings.policy!r} reads how much clients differ, which no split tells here"
-            typer.echo(f"{told}: {guess:g} is a guess, set method.heterogeneity, or method.policy=ratio", err=True)
+            told = f"note: policy {settings.policy!r} needs the heterogeneity of the clients, which is unknown here"
+            advice = f"method.heterogeneity={guess:g} is a guess; set it, or set method.policy=ratio"
+            typer.echo(f"{told}: {advice}", err=True)
     path = write_app_folder(folder, settings, options)
-    typer.echo(f"wrote {path}; the run will be kept in {options.out}. Next: flwr run {folder} <superlink> --stream")
+    typer.echo(f"wrote {path}; the run directory will be {options.out}. Next: flwr run {folder} <superlink> --stream")
 
 
 @flower_app.command()
 def certs(
     folder: Annotated[Path, typer.Argument(help="New folder for the files.")],
     *,
-    nodes: Annotated[int, typer.Option(help="How many nodes need a key.")] = 3,
+    nodes: Annotated[int, typer.Option(help="Number of nodes that get a key.")] = 3,
     host: Annotated[
         list[str] | None,
         typer.Option(help="Name or address of the SuperLink; may be repeated. This machine is always added."),
     ] = None,
 ) -> None:
-    """Make an authority, a server certificate and node keys, for trying a deployment out.
+    """Make an authority, a server certificate and node keys for a trial deployment.
 
-    In earnest the certificate comes from your own authority, and every node
-    makes its own key.
+    In production, use a certificate of your own authority, and let every node
+    make its own key.
 
     Example:
       alidpfl flower certs keys --nodes 3 --host superlink.example.org
@@ -103,30 +102,31 @@ def certs(
     for path in written:
         typer.echo(path)
     typer.echo(
-        "ca.key: where only root reads it; server.key: to the SuperLink; node_<n>: to node n; node_<n>.pub: registered"
+        "keep ca.key where only root can read it; copy server.key to the SuperLink and node_<n> to node n; register "
+        "node_<n>.pub with the SuperLink"
     )
 
 
 @flower_app.command()
 def demo(
     *,
-    nodes: Annotated[int, typer.Option(min=1, help="How many nodes, each with a vault.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="How long to train.")] = 4,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes, each with a vault.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 4,
     keep: Annotated[Path | None, typer.Option(help="Keep logs, keys and vaults in this new folder.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and node keys.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Use no TLS and no node keys.")] = False,
 ) -> None:
-    """Watch a deployment on this machine: SuperLink, SuperNodes and vaults train on drawn digits, and end.
+    """Run a deployment on this machine: SuperLink, SuperNodes and vaults train on drawn digits.
 
-    Everything that it starts, it ends: also after Ctrl-C, and after a failure.
+    All processes are ended afterwards, also after Ctrl-C or a failure.
 
     Example:
       alidpfl flower demo --nodes 3 --rounds 4
     """
-    from alidpfl.flower.demo.demo import run_demo
+    from alidpfl.flower.demo import run_demo
     from alidpfl.reporting.tables import rounded_up
 
     if keep is not None and keep.exists():
-        raise ConfigError(f"--keep {keep} exists: give a new folder")
+        raise ConfigError(f"--keep {keep} exists; give a new folder")
     with TemporaryDirectory(prefix="alidpfl-demo-") as temporary, _terminated_like_ctrl_c():
         folder = Path(temporary) if keep is None else keep
         told = run_demo(folder, nodes=nodes, rounds=rounds, insecure=insecure, say=typer.echo)
@@ -140,7 +140,7 @@ def demo(
 
 @contextmanager
 def _terminated_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM too must not leave processes behind."""
+    """Treat SIGTERM like Ctrl-C, so that no process is left behind."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -13,6 +13,7 @@ from alidpfl.registry import ACCOUNTANTS
 from alidpfl.types import VaultModel
 
 _COMPUTED_BY = ("inputs", "planner", "policies", "privacy")
+_MODELS = get_args(VaultModel)
 
 
 def plan(  # noqa: PLR0917 - they are options
@@ -26,29 +27,17 @@ def plan(  # noqa: PLR0917 - they are options
     accountant: Annotated[
         str, typer.Option(help="Accountant that decides: pld, rdp or rdp-paper.", autocompletion=one_of(ACCOUNTANTS))
     ] = "pld",
-    max_epochs: Annotated[
-        float | None, typer.Option(help="Compute limit: most passes of a client over its data.")
-    ] = None,
+    max_epochs: Annotated[float | None, typer.Option(help="Most passes of a client over its data.")] = None,
     min_steps: Annotated[int, typer.Option(help="Smallest number of steps to consider.")] = 100,
     time_limit: Annotated[str | None, typer.Option(help="Most time, such as 2h; needs --seconds-per-round.")] = None,
     seconds_per_round: Annotated[float | None, typer.Option(help="Duration of a round.")] = None,
-    traffic_limit: Annotated[
-        str | None, typer.Option(help="Most traffic of all clients in both directions, such as 5GB.")
-    ] = None,
+    traffic_limit: Annotated[str | None, typer.Option(help="Most traffic of all clients, such as 5GB.")] = None,
     model: Annotated[
-        str,
-        typer.Option(
-            help="Model for 1x28x28 images: cnn, compact_cnn, linear or mlp.",
-            autocompletion=one_of(get_args(VaultModel)),
-        ),
+        str, typer.Option(help="cnn, compact_cnn, linear or mlp, for 1x28x28 images.", autocompletion=one_of(_MODELS))
     ] = "compact_cnn",
     num_params: Annotated[int | None, typer.Option(help="Number of parameters, for a model of your own.")] = None,
-    smallest_client: Annotated[
-        int | None, typer.Option(help="Records of the smallest client. Default: all have as many.")
-    ] = None,
-    heterogeneity: Annotated[
-        float, typer.Option(help="Γ: 10 at Dir(0.05), 5 at Dir(0.5), 1 at Dir(1), 0 if IID.")
-    ] = 5.0,
+    smallest_client: Annotated[int | None, typer.Option(help="Records of it. Default: all have as many.")] = None,
+    heterogeneity: Annotated[float, typer.Option(help="Γ: 10 at Dir(0.05), 5 at Dir(0.5), 1 at Dir(1), 0 IID.")] = 5.0,
     curvature: Annotated[float | None, typer.Option(help="μ, if an earlier run measured it.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the plan into this .svg or .png (needs matplotlib).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write an interactive page into this .html file.")] = None,

@@ -51,7 +51,7 @@ def _results(paths: list[Path]) -> list[Any]:
     grids = [reproduction("grid").load_grid(str(path)) for path in paths if path.suffix == ".toml"]
     folders = [path for path in paths if path.suffix != ".toml"]
     if not folders:
-        raise ConfigError(f"{paths[0]} is a grid; give the folder of its results too, such as results")
+        raise ConfigError(f"{paths[0]} is a grid; give the folder of its results too, such as reproduction/results")
     return [reproduction("report").results_report(path, grids) for path in folders]
 
 

@@ -40,7 +40,7 @@ def show(
     """
     (snapshot,) = _load([run_dir], plot)
     if as_json:
-        _print_json(_document(snapshot))
+        typer.echo(json.dumps(_document(snapshot), indent=2, allow_nan=False))
         return
     from alidpfl.reporting.tables import summary_table
 
@@ -59,9 +59,9 @@ def compare(
     """
     snapshots = _load(run_dirs, plot)
     if as_json:
-        _print_json([_document(snapshot) for snapshot in snapshots])
+        typer.echo(json.dumps([_document(s) for s in snapshots], indent=2, allow_nan=False))
         return
-    from alidpfl.reporting.comparison import comparison
+    from alidpfl.reporting.tables import comparison
 
     console = Console()  # on a pipe 80 columns or $COLUMNS: wide tables are split
     for part in comparison(snapshots, console.width):
@@ -126,17 +126,10 @@ def _notes(snapshots: "Sequence[RunSnapshot]", plot: Path | None) -> list[str]:
     return ["\n" + "\n".join(notes)] if notes else []
 
 
-def _document(snapshot: "RunSnapshot") -> dict[str, Any]:
-    return {
-        **snapshot.facts(),
-        "config": snapshot.config,
-        "summary": snapshot.summary,
-        "rounds_recorded": [record.to_json() for record in snapshot.records],
-    }
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(strict(value), indent=2, allow_nan=False))
+def _document(snapshot: "RunSnapshot") -> Any:
+    rounds = [record.to_json() for record in snapshot.records]
+    shown = {"config": snapshot.config, "summary": snapshot.summary, "rounds_recorded": rounds}
+    return strict({**snapshot.facts(), **shown})
 
 
 def strict(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`alidpfl vault`: enrol a data set, serve it, see what it has spent. Parse, call, print."""
+"""`alidpfl vault`: enrol a data set, serve it, and show what it has spent."""
 
 import json
 from functools import partial
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 vault_app = typer.Typer(
     no_args_is_help=True,
-    help="The owner's side of a deployment: data, noise and ledger in a process of their own.\n\n"
+    help="The owner's side of a deployment: one process holds the records, the noise and the ledger.\n\n"
     "Example:\n  alidpfl vault status --dir vault",
 )
 
@@ -35,48 +35,51 @@ def init(
     data: Annotated[
         str,
         typer.Option(
-            help="Your .npz file (arrays x, y), or for trying out strokes, mnist, ...",
+            help="Your .npz file (arrays x, y); for trials strokes, mnist, ...",
             autocompletion=one_of(lambda: [name for name in DATASETS if name != "npz"]),
         ),
     ],
     folder: Folder,
-    epsilon: Annotated[float, typer.Option(help="ε that this data set may ever spend.")],
-    delta: Annotated[float, typer.Option(help="δ; well below one over the number of records.")],
-    sample_rate: Annotated[float, typer.Option(help="q: largest probability that a record joins a batch.")],
+    epsilon: Annotated[float, typer.Option(help="ε that this data set may spend in all runs.")],
+    delta: Annotated[float, typer.Option(help="δ, well below one over the number of records.")],
+    sample_rate: Annotated[float, typer.Option(help="Largest q, the probability that a record joins a batch.")],
     min_noise_multiplier: Annotated[float, typer.Option(help="Least σ.")],
     max_clip_norm: Annotated[float, typer.Option(help="Largest C.")],
     max_steps_per_round: Annotated[int, typer.Option(help="Largest τ.")],
     min_clip_norm: Annotated[float, typer.Option(help="Least C.")] = 1e-3,
-    on_excess: Annotated[OnExcess, typer.Option(help="Steps beyond the limit or the budget.")] = "cut",
+    on_excess: Annotated[OnExcess, typer.Option(help="What to do with steps beyond the limit or the budget.")] = "cut",
     accounting: Annotated[
-        AccountingKind,
-        typer.Option(help="planned: every step at q and least σ; filter: at its own, for adap_dpfl."),
+        AccountingKind, typer.Option(help="planned charges every step at q and the least σ; filter at its own σ.")
     ] = "planned",
     accountant: Annotated[
         AccountantName,
-        typer.Option(metavar="NAME", help="pld (the tightest), rdp or rdp-paper, where accounting is planned."),
+        typer.Option(metavar="NAME", help="Accountant of planned: pld (the tightest), rdp or rdp-paper."),
     ] = "pld",
-    release: Annotated[Release, typer.Option(help="update: for pe_dpfl with variant output only.")] = "step",
-    noise: Annotated[NoiseKind, typer.Option(help="grid: exact to the last bit, and slower.")] = "gaussian",
+    release: Annotated[
+        Release, typer.Option(help="Where noise is added; update only for pe_dpfl, variant output.")
+    ] = "step",
+    noise: Annotated[NoiseKind, typer.Option(help="grid is exact to the last bit, and slower.")] = "gaussian",
     model: Annotated[
-        VaultModel, typer.Option(metavar="NAME", help="What is trained: cnn, compact_cnn, linear or mlp.")
+        VaultModel, typer.Option(metavar="NAME", help="Model: cnn, compact_cnn, linear or mlp.")
     ] = "compact_cnn",
-    hidden: Annotated[int, typer.Option(help="Width of mlp.")] = 128,
-    num_classes: Annotated[int | None, typer.Option(help="Of your own file: public, so not taken from it.")] = None,
-    keep_answers: Annotated[int, typer.Option(help="Answers kept, to be sent again.")] = 20,
-    anchor: Annotated[
-        Path | None, typer.Option(help="File on another disk that follows the ledger: it betrays a restored snapshot.")
+    hidden: Annotated[int, typer.Option(help="Width of mlp's hidden layer.")] = 128,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Number of classes in your file. It is public, so you give it.")
     ] = None,
-    client: Annotated[int, typer.Option(help="Trying out: which client's share, from 0.")] = 0,
-    clients: Annotated[int, typer.Option(help="Trying out: of how many.")] = 10,
+    keep_answers: Annotated[int, typer.Option(help="Number of answers to keep, for repeated requests.")] = 20,
+    anchor: Annotated[
+        Path | None, typer.Option(help="File on another disk that detects a restored copy of the folder.")
+    ] = None,
+    client: Annotated[int, typer.Option(help="Trial: number of the client, from 0.")] = 0,
+    clients: Annotated[int, typer.Option(help="Trial: number of clients.")] = 10,
     partition: Annotated[
-        str, typer.Option(help="Trying out: iid, dirichlet or natural.", autocompletion=complete_partition)
+        str, typer.Option(help="Trial: iid, dirichlet or natural.", autocompletion=complete_partition)
     ] = "dirichlet",
-    beta: Annotated[float, typer.Option(help="Trying out: β of Dir(β).")] = 0.5,
-    split_seed: Annotated[int, typer.Option(help="Trying out: seed of the split.")] = 0,
-    validation: Annotated[float, typer.Option(help="Trying out: share that no client holds.")] = 0.0,
+    beta: Annotated[float, typer.Option(help="Trial: β of Dir(β).")] = 0.5,
+    split_seed: Annotated[int, typer.Option(help="Trial: seed of the split.")] = 0,
+    validation: Annotated[float, typer.Option(help="Trial: share that no client holds.")] = 0.0,
 ) -> None:
-    r"""Enrol a data set: its folder gets a policy, a ledger and a public size.
+    r"""Enrol a data set: make a folder with its policy, its ledger and its public size.
 
     Example:
       alidpfl vault init --data patients.npz --num-classes 3 --model linear \
@@ -93,11 +96,7 @@ def init(
         "noise": noise,
         "budget": {"epsilon": epsilon, "delta": delta},
         "accounting": {"kind": accounting, "accountant": accountant},
-        "terms": {
-            "sample_rate": sample_rate,
-            "min_noise_multiplier": min_noise_multiplier,
-            "release": release,
-        },
+        "terms": {"sample_rate": sample_rate, "min_noise_multiplier": min_noise_multiplier, "release": release},
         "model": {"name": model, "hidden": hidden},
         "limits": {
             "max_steps_per_round": max_steps_per_round,
@@ -120,26 +119,28 @@ def init(
     enrolment = enrol(folder.absolute(), source, policy)
     if (weakness := budget_of(policy).weakness(enrolment.num_records)) is not None:
         places = f"{folder} and {anchor}" if anchor else str(folder)
-        way_back = f"The ledger keeps these terms for ever; nothing is spent yet: delete {places}, and enrol again"
+        way_back = f"The ledger keeps these terms for ever. Nothing is spent yet: delete {places}, and enrol again"
         typer.echo(f"warning: {weakness}. {way_back}", err=True)
     typer.echo(
-        f"enrolled {enrolment.num_records} records (a number that is public from now on) in {folder}; read "
-        f"{folder / 'policy.toml'}, then: alidpfl vault serve --dir {folder}"
+        f"enrolled {enrolment.num_records} records in {folder}; this number is public from now on. Read "
+        f"{folder / 'policy.toml'}, then run: alidpfl vault serve --dir {folder}"
     )
 
 
 @vault_app.command()
 def serve(
     folder: Folder,
-    socket: Annotated[Path | None, typer.Option(help="Where to listen; by default vault.sock in the folder.")] = None,
+    socket: Annotated[
+        Path | None, typer.Option(help="Socket to listen on; by default vault.sock in the folder.")
+    ] = None,
     group: Annotated[
-        str | None, typer.Option(help="Let this group connect too (mode 0660); needs --socket outside the folder.")
+        str | None, typer.Option(help="Group that may connect too (mode 0660); needs --socket elsewhere.")
     ] = None,
     head: Annotated[
-        str | None, typer.Option(help="counter:hash that status once printed: refuse a ledger that forgot it.")
+        str | None, typer.Option(help="counter:hash that status printed before; refuse a ledger without it.")
     ] = None,
 ) -> None:
-    r"""Load the data and answer training rounds over a Unix socket, until Ctrl-C or SIGTERM.
+    r"""Load the records and serve training rounds on a Unix socket, until Ctrl-C or SIGTERM.
 
     Example:
       alidpfl vault serve --dir /var/lib/alidpfl/hospital-a \
@@ -147,8 +148,8 @@ def serve(
     """
     if group is not None and socket is None:
         raise ConfigError(
-            f"--group {group}: members cannot enter the vault's folder, which is the owner's alone; give a --socket "
-            "elsewhere, such as /run/alidpfl/vault.sock"
+            f"--group {group}: only the owner can enter the vault's folder; give a --socket elsewhere, such as "
+            "/run/alidpfl/vault.sock"
         )
     try:
         from alidpfl.vault.service import serve as run_service
@@ -166,7 +167,7 @@ def serve(
 def status(
     folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """What was spent, what is left, what was refused; and whether the vault is being served.
+    """Show what was spent, what is left, what was refused, and whether the vault is being served.
 
     Example:
       alidpfl vault status --dir /var/lib/alidpfl/hospital-a
@@ -186,14 +187,12 @@ def _source(data: str, num_classes: int | None, split: dict[str, Any]) -> "FileS
     if data.endswith(".npz"):
         if num_classes is None:
             raise ConfigError(
-                "--num-classes is missing: taken from the labels it would show something of them, so it is yours to say"
+                "--num-classes is missing; give it: computed from the labels, it would reveal something about them"
             )
         return _checked(FileSource, {"path": str(Path(data).absolute()), "num_classes": num_classes})
     names = get_args(SplitSource.model_fields["name"].annotation)
     if data not in names:
-        raise ConfigError(
-            f"--data {data}: give your own file, whose name ends in .npz, or for trying out one of {', '.join(names)}"
-        )
+        raise ConfigError(f"--data {data}: give your own .npz file, or for a trial one of {', '.join(names)}")
     return _checked(SplitSource, {"name": data, **split})
 
 
@@ -211,18 +210,22 @@ def _checked(kind: type[_Source], values: dict[str, Any]) -> _Source:
 
 
 def _flag(key: str) -> str:
-    """The option of `init` that sets a key of the policy or of the source."""
+    """Return the option of `init` that sets a key of the policy or of the source."""
     return f"--{_FLAGS.get(key, key.rpartition('.')[2]).replace('_', '-')}"
 
 
 def _announce(folder: Path, vault: "Vault", where: Path) -> None:
     unsafe, anchor = ", ".join(vault.policy.unsafe), vault.policy.anchor_file
     if unsafe:
-        typer.echo(f"warning: the policy admits {unsafe}: no epsilon covers what that shows", err=True)
+        typer.echo(f"warning: the policy allows {unsafe}: no epsilon covers that", err=True)
     if anchor is None:
-        typer.echo("note: without an anchor, a restored copy of this folder would spend again unnoticed", err=True)
+        typer.echo(
+            "note: there is no anchor, so nothing detects a restored copy of this folder, which spends twice", err=True
+        )
     elif anchor.stat().st_dev == folder.stat().st_dev:
-        typer.echo("note: the anchor is on the vault's own disk: a restored copy of it would spend again", err=True)
+        typer.echo(
+            "note: the anchor is on the vault's own disk: if that disk is restored, the vault spends twice", err=True
+        )
     typer.echo(f"listening on {where}; ledger head {vault.ledger.head}")
 
 
@@ -247,12 +250,14 @@ def _print_status(told: dict[str, Any], folder: Path) -> None:
     refused = ", ".join(f"{count} {code}" for code, count in told["refusals"].items())
     table.add_row("refused", refused or "none")
     for entry in told["last_refusals"][-3:]:
-        table.add_row("", escape(printable(f"{entry['code']}: {entry['message']}")))  # a hostile server's words
+        table.add_row(
+            "", escape(printable(f"{entry['code']}: {entry['message']}"))
+        )  # a hostile server may have written it
     if told["unsafe"]:
-        table.add_row("UNSAFE", f"the policy admits {', '.join(told['unsafe'])}")
+        table.add_row("UNSAFE", f"the policy allows {', '.join(told['unsafe'])}")
     if not told["covers_everything"]:
         uses = ", ".join(f"{count} rounds by {use}" for use, count in told["rounds_not_covered"].items())
         table.add_row("NOT COVERED by ε", uses)
     table.add_row("head", told["head"])
-    table.add_row("anchor", told["anchor"] or "none: note the head down elsewhere")
+    table.add_row("anchor", told["anchor"] or "none: write the head down elsewhere")
     wide_console().print(table)

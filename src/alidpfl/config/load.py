@@ -44,7 +44,7 @@ def _resolve_filters(values: dict[str, Any], folder: Path) -> None:
     model = values.get("model")
     if isinstance(model, dict) and isinstance(model.get("learned"), list):
         model["learned"] = [
-            os.path.abspath(folder / text) if isinstance(text, str) and "#" in text else text
+            os.path.abspath(folder / text) if isinstance(text, str) and "#" in text[1:] else text
             for text in model["learned"]
         ]
 

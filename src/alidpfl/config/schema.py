@@ -31,7 +31,7 @@ STATISTICS_SETTINGS = (
 """Settings that only `scatter_linear` reads."""
 
 # Left out of config.toml at their defaults: runs and results that are older than these settings keep their identity.
-_LATER_SETTINGS = (("privacy", "noise", "gaussian"), ("model", "loss", "cross_entropy"), ("data", "options", {}))
+_LATER_SETTINGS = (("privacy", "noise", "gaussian"), ("model", "loss", "cross_entropy"), ("data", "loader_options", {}))
 
 
 _WITH_CLIENTS = frozenset({"synthetic", "npz"})  # data sets that say who holds what
@@ -103,7 +103,7 @@ class DataSection(_Section):
     )
     alpha: float = Field(1.0, ge=0, le=1e6, description="`synthetic`: how much clients' models differ.")
     beta: float = Field(1.0, ge=0, le=1e6, description="`synthetic`: how much clients' inputs differ.")
-    options: dict[str, Any] = Field(
+    loader_options: dict[str, Any] = Field(
         {}, examples=[{"year": 2026}], description="Settings of a data set from another package, as it documents them."
     )
 

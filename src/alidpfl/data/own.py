@@ -217,8 +217,8 @@ def _check_arrays(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
         raise DataError(f"{path}: array x has type {x.dtype}; need numbers")
     if y.dtype.kind not in "iu":
         raise DataError(f"{path}: array y has type {y.dtype}; need whole numbers, the classes from 0")
-    if y.size == 0 or x.size == 0:
-        raise DataError(f"{path}: array x has shape {x.shape} and array y {y.shape}; give at least one record")
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:  # noqa: PLR2004
+        raise DataError(f"{path}: array x has shape {x.shape} and array y {y.shape}; {_FORM}, at least one record")
     if int(y.min()) < 0 or int(y.max()) > _MAX_CLASS:
         raise DataError(f"{path}: array y has numbers that are no classes; number the classes from 0")
 

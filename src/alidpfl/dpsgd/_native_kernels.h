@@ -3,8 +3,8 @@
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef double NAME(doubles) __attribute__((vector_size(8 * LANES)));
 
-/* R rows by V vectors of output channels of one sample's gradient, kept in registers while the positions go by.
- * Returns the sum of their squares, in double from the tile on: a long float sum would lose digits of the norm. */
+/* Compute R rows by V vectors of output channels of one record's gradient, kept in registers over all positions.
+ * Return the sum of their squares, added in double after the tile: a long float sum would lose digits of the norm. */
 #define DEFINE_TILE(FUNCTION, R, V)                                                                                    \
     INLINE double FUNCTION(const conv_shape *s, const float *x, const float *g, float *out) { \
         NAME(vec) sum[R][V];                                                                                           \
@@ -28,8 +28,8 @@ typedef double NAME(doubles) __attribute__((vector_size(8 * LANES)));
         return total;                                                                                                  \
     }
 
-/* All rows of V vectors of output channels: tall tiles, then tiles of five rows (kernels are often 5 wide), then single
- * rows. */
+/* Compute all rows of V vectors of output channels: tall tiles, then tiles of five rows (kernels are often 5 wide),
+ * then single rows. */
 #define DEFINE_BLOCK(V)                                                                                                \
     DEFINE_TILE(NAME(tall_##V), TALL_##V, V)                                                                           \
     DEFINE_TILE(NAME(five_##V), 5, V)                                                                                  \
@@ -54,8 +54,8 @@ DEFINE_BLOCK(4)
 DEFINE_BLOCK(2)
 DEFINE_BLOCK(1)
 
-/* One sample's weight gradient, out[row][channel out]; returns its sum of squares. channels_out must be a multiple of
- * LANES. */
+/* Compute one record's weight gradient, out[row][channel out], and return its sum of squares. channels_out must be a
+ * multiple of LANES. */
 INLINE double NAME(sample)(const conv_shape *s, const float *x, const float *g, float *out) {
     double total = 0;
     int64_t c = 0;
@@ -65,7 +65,7 @@ INLINE double NAME(sample)(const conv_shape *s, const float *x, const float *g, 
     return total;
 }
 
-/* All samples' weight gradients, written out, and their sums of squares. */
+/* Write out all records' weight gradients and their sums of squares. */
 TARGET void NAME(alidpfl_conv)(const conv_shape *s, const float *x, const float *g, float *out, double *squared) {
     const int64_t positions = s->out_height * s->out_width, rows = s->runs_y * s->runs_x * s->run_length;
     const unsigned mode = flush_denormals();
@@ -75,8 +75,8 @@ TARGET void NAME(alidpfl_conv)(const conv_shape *s, const float *x, const float 
     restore_denormals(mode);
 }
 
-/* The sum of all samples' weight gradients, each scaled so that its norm together with the `others` (squared norms over
- * the model's other parameters) is at most `limit`; a sample whose norm is NaN or above LARGEST_NORM has no part in it. */
+/* Sum all records' weight gradients. Each is scaled so that its norm together with the `others` (squared norms over the
+ * model's other parameters) is at most `limit`. A record with a norm of NaN or above LARGEST_NORM is left out. */
 TARGET void NAME(alidpfl_conv_clipped_sum)(const conv_shape *s, const float *x, const float *g, const double *others,
                                            double limit, float *restrict scratch, float *restrict sum, double *norms) {
     const int64_t positions = s->out_height * s->out_width, rows = s->runs_y * s->runs_x * s->run_length;
@@ -93,7 +93,7 @@ TARGET void NAME(alidpfl_conv_clipped_sum)(const conv_shape *s, const float *x, 
 }
 
 /* ReLU and 2x2 max-pooling in one pass over x[batch][height][width][channels]. `winner` notes which entry of a window
- * passed, or NONE where none was positive. NaN passes, as in PyTorch. */
+ * passed, or NONE if none was positive. NaN passes, as in PyTorch. */
 TARGET void NAME(alidpfl_relu_pool)(const pool_shape *s, const float *restrict x, float *restrict out,
                                     uint8_t *restrict winner) {
     const int64_t oh = s->height / 2, ow = s->width / 2, channels = s->channels, line = s->width * channels;
@@ -116,7 +116,7 @@ TARGET void NAME(alidpfl_relu_pool)(const pool_shape *s, const float *restrict x
     }
 }
 
-/* Its backward pass: each window's gradient goes to the entry that passed, zero to the others. */
+/* The backward pass: each window's gradient goes to the entry that passed, zero to the others. */
 TARGET void NAME(alidpfl_relu_pool_backward)(const pool_shape *s, const float *restrict grad,
                                              const uint8_t *restrict winner, float *restrict grad_x) {
     const int64_t oh = s->height / 2, ow = s->width / 2, channels = s->channels, line = s->width * channels;
@@ -130,8 +130,9 @@ TARGET void NAME(alidpfl_relu_pool_backward)(const pool_shape *s, const float *r
     }
 }
 
-/* Softmax regression, ROWS samples at a time, so that one load of the weights serves all of them. `sample[i]` is where
- * the i-th sample's features begin, `width` the number of classes, filled up to whole vectors. Both add to what is there. */
+/* Softmax regression, ROWS records at a time, so that one load of the weights serves all of them. `sample[i]` is the
+ * start of the i-th record's features. `width` is the number of classes, padded to whole vectors. Both functions add to
+ * their output. */
 #define DEFINE_SOFTMAX(ROWS)                                                                                           \
     INLINE void NAME(scores_##ROWS)(int64_t features, int64_t width, const float *const *sample, const float *weights, \
                                     float *scores) {                                                                   \
@@ -162,8 +163,8 @@ TARGET void NAME(alidpfl_relu_pool_backward)(const pool_shape *s, const float *r
 DEFINE_SOFTMAX(8)
 DEFINE_SOFTMAX(1)
 
-/* Sum of squares, in double from a few terms on: a long float sum would lose digits of the norm. Samples lie anywhere in
- * memory, so that the next one is called for while this one is read. */
+/* Sum of squares, in double after a few terms: a long float sum would lose digits of the norm. Records lie anywhere in
+ * memory, so the next one is prefetched while this one is read. */
 INLINE double NAME(squared_norm)(int64_t features, const float *x, const float *next) {
     NAME(doubles) sums = {0};
     int64_t j = 0;
@@ -182,8 +183,8 @@ INLINE double NAME(squared_norm)(int64_t features, const float *x, const float *
     return total;
 }
 
-/* scores[n][class] = x[rows[n]] . weights[.][class], and the squared norm of each of these samples. Some features at a
- * time, whose weights stay in the first-level cache. */
+/* scores[n][class] = x[rows[n]] . weights[.][class], and the squared norm of each of these records. Takes some features
+ * at a time, so that their weights stay in the first-level cache. */
 TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x, const int64_t *rows,
                                          const float *weights, float *restrict scores, double *restrict squared) {
     const unsigned mode = flush_denormals();
@@ -208,9 +209,9 @@ TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x,
     restore_denormals(mode);
 }
 
-/* sum[feature][class] += x[rows[n]][feature] * residuals[n][class], over all n but those with `used` zero: a sample that
- * is not finite must not even be multiplied by zero. In float within a group of samples, whose numbers `group` do not
- * fall, and in double over groups. `scratch` has room for SOFTMAX_FEATURES x width. */
+/* sum[feature][class] += x[rows[n]][feature] * residuals[n][class], over all n except those with `used` zero: a record
+ * that is not finite must not even be multiplied by zero. Adds in float within a group of records, and in double over
+ * groups. The numbers `group` must not decrease. `scratch` has room for SOFTMAX_FEATURES x width. */
 TARGET void NAME(alidpfl_softmax_gradient)(const softmax_shape *s, const float *x, const int64_t *rows,
                                            const int64_t *group, const float *residuals, const uint8_t *used,
                                            float *restrict scratch, double *restrict sum) {
@@ -257,7 +258,7 @@ TARGET void NAME(alidpfl_box_muller)(int64_t pairs, const uint64_t *restrict rad
         const float log_u = (float)exponent * 0.69314718f + series;
         const float square = -2.0f * log_u;
         const float radius = __builtin_sqrtf(square > 0.0f ? square : 0.0f);
-        /* angle = quarter turns + a rest in [-pi/4, pi/4], for which short Taylor polynomials do. */
+        /* angle = quarter turns + a rest in [-pi/4, pi/4], where short Taylor polynomials are enough. */
         const int32_t quarter = (int32_t)((uint32_t)angle[i] + 0x20000000u) >> 30;
         const float r = (float)(int32_t)((uint32_t)angle[i] - ((uint32_t)quarter << 30)) * 1.4629180793e-9f; /* pi / 2^31 */
         const float r2 = r * r;

@@ -268,9 +268,7 @@ class PerSampleClipper:
             if not isinstance(value, Tensor):
                 raise DataError(f"{what} must be a tensor, not {type(value).__name__}; see torch.as_tensor")
             if value.device != self._device:
-                raise DataError(
-                    f"{what} are on {value.device}, the model on {self._device}; call .to({str(self._device)!r})"
-                )
+                raise DataError(f"{what} are on {value.device}, the model on {self._device}; move them there")
         if inputs.dim() == 0 or targets.dim() == 0 or len(inputs) != len(targets):
             raise DataError("inputs and targets must have the same first dimension, the batch")
         dtype = self._dtype

@@ -20,7 +20,7 @@ _LARGEST_INPUT = 1e20  # above it, the weighted gradient would be denormal: off 
 
 
 class Storage(Enum):
-    """What a rule does with gradients that it must write out to get their norms."""
+    """Ways to treat gradients that a rule must write out to get their norms."""
 
     KEEP = auto()
     """Keep them for the weighted sum."""

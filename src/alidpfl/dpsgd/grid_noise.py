@@ -117,11 +117,7 @@ class Grid:
 
 
 def rounded_gaussian(count: int, random: RandomStream) -> Tensor:
-    """Return `count` independent int64 numbers, each round(G) with G ~ N(0, 2^32).
-
-    >>> rounded_gaussian(3, RandomStream.seeded(0)).dtype
-    torch.int64
-    """
+    """Return `count` independent int64 numbers, each round(G) with G ~ N(0, 2^32)."""
     drawn = np.empty(count, dtype=np.int64)
     for start in range(0, count, _DRAWN_AT_A_TIME):
         part = drawn[start : start + _DRAWN_AT_A_TIME]

@@ -35,9 +35,7 @@ def check_model(model: nn.Module) -> None:
         _check_module(name or "the model", module)
     trained = trained_parameters(model)
     if not trained:
-        raise UnsupportedModelError(
-            "the model has no parameter with requires_grad=True, so there is nothing to train; unfreeze a layer"
-        )
+        raise UnsupportedModelError("no parameter of the model has requires_grad=True; unfreeze a layer to train")
     for name, parameter in trained.items():
         _check_parameter(name, parameter)
     _check_no_sharing(model)
@@ -71,17 +69,11 @@ def _check_module(name: str, module: nn.Module) -> None:
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, UninitializedParameter):
-        raise UnsupportedModelError(
-            f"{name} is not initialised yet (a lazy layer); run the model once on a dummy input"
-        )
+        raise UnsupportedModelError(f"{name} is not initialised (a lazy layer); run the model once on a dummy input")
     if parameter.device.type not in ("cpu", "cuda"):
-        raise UnsupportedModelError(
-            f"{name} is on {parameter.device}; alidpfl.dpsgd runs on cpu and cuda: call model.cpu()"
-        )
+        raise UnsupportedModelError(f"{name} is on {parameter.device}, need cpu or cuda; call model.cpu()")
     if parameter.dtype != torch.float32:
-        raise UnsupportedModelError(
-            f"{name} has dtype {parameter.dtype}; norms and noise are made for float32: call model.float()"
-        )
+        raise UnsupportedModelError(f"{name} has dtype {parameter.dtype}, need torch.float32; call model.float()")
 
 
 def _check_no_sharing(model: nn.Module) -> None:

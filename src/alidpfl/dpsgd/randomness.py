@@ -4,7 +4,7 @@ The guarantee needs noise and batches that nobody can predict. Deploy `RandomStr
 key from the operating system. `RandomStream.seeded(...)` derives the key from a seed, so that a simulation can be
 repeated. Its output is not private: anyone who knows the seed can subtract the noise. Both run the same code.
 
-Gaussian samples are float32. Floating-point noise has gaps, which an attacker who sees exact outputs may exploit
+Gaussian numbers are float32. Floating-point noise has gaps, which an attacker who sees exact outputs may exploit
 (Mironov 2012). `rounded_gaussian` draws exact whole numbers instead: docs/explanation/floating-point.md.
 """
 

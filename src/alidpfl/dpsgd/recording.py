@@ -165,5 +165,5 @@ def _not_batched(unit: Unit, value: object) -> str:
     seen = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     return (
         f"{unit.path or 'the model'} ({type(unit.module).__name__}) takes or returns {seen}; per-sample gradients need "
-        "tensors whose first dimension is the batch: keep the batch first and do not merge it with other dimensions"
+        "tensors with the batch as first dimension: keep the batch first and do not merge it with other dimensions"
     )

@@ -49,20 +49,9 @@ class SoftmaxClipper:
     ) -> ClippedSum:
         """Return the sum of clipped per-sample gradients of a batch, which may be empty. It uses no randomness.
 
-        Args:
-            inputs: (n, features) float32.
-            targets: (n,) int64.
-            clip_norm: C. Infinity switches clipping off.
-            seed: Not used here.
-            rows: (B,) rows that make the batch. None means all.
-            places: (B,) their places among the client's records, ascending. None means their rows.
-
-        Returns:
-            The sum, and the batch's private statistics.
-
-        Raises:
-            ConfigError: The clip norm is out of range.
-            DataError: Inputs or targets do not fit the model. The message quotes no data.
+        Args, Returns and Raises are those of `PerSampleClipper.clipped_sum`. Inputs are (n, features) float32, and
+        targets (n,) int64. `places` (B,) are the records' places among the client's records, ascending. None means
+        their rows.
         """
         check_clip_norm(clip_norm)
         weight = self.parameters["weight"].detach()
@@ -142,10 +131,10 @@ def _split(places: Tensor, size: int, *tensors: Tensor) -> Iterator[tuple[Tensor
 def _residuals_and_losses(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return p - e_y (B, classes), and the cross-entropies (B,)."""
     logarithms = torch.log_softmax(scores, 1)
-    samples = torch.arange(len(targets))
-    losses = -logarithms[samples, targets]
+    records = torch.arange(len(targets))
+    losses = -logarithms[records, targets]
     residuals = logarithms.exp_()
-    residuals[samples, targets] -= 1
+    residuals[records, targets] -= 1
     return residuals, losses
 
 

@@ -50,16 +50,11 @@ class StepSettings:
         if unknown:
             raise ConfigError(f"unsafe={sorted(unknown)} is unknown; it may name {NO_NOISE!r} and {NO_CLIPPING!r}")
         without_noise = self.noise_multiplier == 0 and NO_NOISE in self.unsafe
-        rule = (
-            f"must be finite and at least {_LEAST_NOISE:g}; for training without privacy pass 0 and "
-            f"unsafe={{{NO_NOISE!r}}}"
-        )
+        rule = f"must be finite and at least {_LEAST_NOISE:g}; without privacy pass 0 and unsafe={{{NO_NOISE!r}}}"
         checks.real("noise_multiplier", self.noise_multiplier, low=0 if without_noise else _LEAST_NOISE, rule=rule)
         if not (self.clip_norm == math.inf and without_noise and NO_CLIPPING in self.unsafe):
-            rule = (
-                "must be finite and greater than 0; for training without privacy pass inf, noise_multiplier=0 and "
-                f"unsafe={{{NO_NOISE!r}, {NO_CLIPPING!r}}}"
-            )
+            unsafe = f"pass inf, noise_multiplier=0 and unsafe={{{NO_NOISE!r}, {NO_CLIPPING!r}}}"
+            rule = f"must be finite and greater than 0; without privacy {unsafe}"
             checks.real("clip_norm", self.clip_norm, above=0, rule=rule)
         checks.real("learning_rate", self.learning_rate, above=0, rule="must be finite and greater than 0")
         rule = "must be finite and greater than 0: it is sample_rate x number of records"
@@ -115,8 +110,8 @@ def noised_sum(
     check_stream(random)
     seed = random.integer()
     if isinstance(clipper, OneByOneClipper):
-        samples = clipper.gradients(inputs, targets, seed=seed, rows=rows, places=places)
-        return _noised_on_grid(clipper, samples, settings, random)
+        gradients = clipper.gradients(inputs, targets, seed=seed, rows=rows, places=places)
+        return _noised_on_grid(clipper, gradients, settings, random)
     clipped = clipper.clipped_sum(inputs, targets, clip_norm=settings.clip_norm, seed=seed, rows=rows, places=places)
     # Empty batch: still add noise, because a sum without noise would reveal that it was empty.
     add_noise(clipped.gradients, settings.noise_scale, random)
@@ -124,15 +119,15 @@ def noised_sum(
 
 
 def _noised_on_grid(
-    clipper: OneByOneClipper, samples: Iterable[SampleGradient], settings: StepSettings, random: RandomStream
+    clipper: OneByOneClipper, gradients: Iterable[SampleGradient], settings: StepSettings, random: RandomStream
 ) -> StepResult:
     norms, losses = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0)]
 
     def vectors() -> Iterator[Tensor]:
-        for sample in samples:
-            norms.append(torch.linalg.vector_norm(sample.vector, dtype=torch.float64).view(1))
-            losses.append(sample.loss.view(1))
-            yield sample.vector
+        for record in gradients:
+            norms.append(torch.linalg.vector_norm(record.vector, dtype=torch.float64).view(1))
+            losses.append(record.loss.view(1))
+            yield record.vector
 
     grid = Grid(clip_norm=settings.clip_norm, noise_multiplier=settings.noise_multiplier)
     parameters = clipper.parameters
@@ -188,20 +183,7 @@ def dp_sgd_step(
 ) -> StepResult:
     """Run one iteration: move the trained parameters by -η (clipped sum + noise) / expected batch size, in place.
 
-    Args:
-        clipper: Holds the trained parameters.
-        inputs: See `noised_sum`.
-        targets: See `noised_sum`.
-        settings: C, σ, η and the expected batch size.
-        random: Source of the noise.
-        rows: See `noised_sum`.
-        places: See `noised_sum`.
-
-    Returns:
-        The noised sum that the step used, and the private statistics of the batch.
-
-    Raises:
-        ConfigError: See `noised_sum`, also for other errors.
+    Args, Returns and Raises are those of `noised_sum`. `settings` also gives η and the expected batch size.
     """
     result = noised_sum(clipper, inputs, targets, settings, random, rows=rows, places=places)
     for name, parameter in clipper.parameters.items():

@@ -1,4 +1,4 @@
-"""Fixed image features, for linear models that learn more than networks do at the same privacy.
+"""Fixed image features. Linear models on them learn more than networks at the same privacy.
 
 >>> import torch
 >>> from alidpfl.features import FeatureMap

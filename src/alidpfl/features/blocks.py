@@ -1,4 +1,9 @@
-"""What a block of features is: coordinates cut out of a grid of paths x positions."""
+"""Blocks of features, and the orthonormal bases in which neighbouring features are nearly uncorrelated.
+
+Neighbouring pixels, angles and colours of natural images are alike. A cosine or Fourier basis over them concentrates
+the variance in few coordinates, and separates what a noised linear model must tell apart. The bases are fixed, so that
+using them costs no privacy.
+"""
 
 import math
 from collections.abc import Callable
@@ -17,10 +22,10 @@ FIRST_ANGLE = ANGLES // 2 - 1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
-    """One block of features: its coordinates, where they come from, and how they are computed.
+    """One block of features: coordinates of a grid of paths x positions, and how to compute them.
 
-    A feature is one spatial frequency ("position") of one filter or colour ("path"). Which coordinates there are is
-    known before any image is seen; only `compute` takes images.
+    A path is one filter or colour, and a position is one spatial frequency. The coordinates are known before any image
+    is seen. Only `compute` takes images.
     """
 
     name: str
@@ -29,16 +34,9 @@ class Block:
     places: Tensor
     """(size,) int64: each coordinate's place in the flattened grid, ascending."""
     low: Tensor
-    """(size,) bool: coordinates of low spatial frequency, those that a model is meant to use."""
+    """(size,) bool: coordinates of low spatial frequency, which a model uses."""
     compute: Callable[[Tensor], Tensor]
-    """(n, channels, side, side) float32 in [0, 1] -> (n, size)."""
-
-    @classmethod
-    def all_low(
-        cls, *, name: str, grid: tuple[int, int], places: Tensor, compute: Callable[[Tensor], Tensor]
-    ) -> "Block":
-        """Build a block that a model uses in full."""
-        return cls(name=name, grid=grid, places=places, low=torch.ones(len(places), dtype=torch.bool), compute=compute)
+    """Maps images (n, channels, side, side) float32 in [0, 1] to features (n, size)."""
 
     @property
     def size(self) -> int:
@@ -46,7 +44,7 @@ class Block:
         return len(self.places)
 
     def to_grid(self, values: Tensor) -> Tensor:
-        """(size,) -> (paths, positions), zero where the block has no coordinate."""
+        """Map (size,) to (paths, positions), with zeros where the block has no coordinate."""
         if values.shape != self.places.shape:
             raise ConfigError(f"values of shape {tuple(values.shape)}: block {self.name!r} needs ({self.size},)")
         flat = torch.zeros(self.grid[0] * self.grid[1], dtype=values.dtype)
@@ -54,19 +52,16 @@ class Block:
         return flat.view(self.grid)
 
     def from_grid(self, values: Tensor) -> Tensor:
-        """(paths, positions) -> (size,): the inverse of `to_grid`."""
+        """Map (paths, positions) to (size,), the inverse of `to_grid`."""
         if values.shape != self.grid:
             raise ConfigError(f"values of shape {tuple(values.shape)}: block {self.name!r} needs {self.grid}")
         return values.flatten()[self.places]
 
 
 def dct_basis(size: int) -> Tensor:
-    """(size, size) orthonormal cosine basis (DCT-II), one frequency a row, from the constant up.
+    """Return the orthonormal cosine basis (size, size), DCT-II, one frequency a row, from the constant up.
 
-    An odd frequency changes its sign when its axis is flipped, an even one does not.
-
-    >>> dct_basis(1).tolist()
-    [[1.0]]
+    Flipping the axis changes the sign of odd frequencies only.
     """
     frequency = torch.arange(size, dtype=torch.float64)[:, None]
     place = torch.arange(size, dtype=torch.float64)[None]
@@ -75,18 +70,18 @@ def dct_basis(size: int) -> Tensor:
 
 
 def plane_basis(size: int) -> Tensor:
-    """(size², size²) orthonormal cosine basis of small square images, flattened: products of `dct_basis` on both axes.
+    """Return the orthonormal cosine basis (size², size²) of flattened square images: products of `dct_basis`.
 
-    One large matrix product is several times as fast as one along each axis of many images of 7x7 or 8x8.
+    For many images of 7x7 or 8x8, one large matrix product is several times as fast as one along each axis.
     """
     return torch.kron(dct_basis(size), dct_basis(size))
 
 
 def angle_basis() -> tuple[Tensor, Tensor]:
-    """(8, 8) orthonormal Fourier basis over the angles of a filter bank, and the parity of each row.
+    """Return the orthonormal Fourier basis (8, 8) over the angles of a filter bank, and the parity of each row.
 
     Flipping an image from left to right turns the angle θ into −θ. Angles are counted from the filter that is its own
-    mirror image, so cosines stay as they are (parity 0) and sines change their sign (parity 1).
+    mirror image. So cosines stay the same (parity 0) and sines change their sign (parity 1).
     """
     steps = torch.arange(ANGLES, dtype=torch.float64) - FIRST_ANGLE
     rows, parities = [torch.ones_like(steps)], [0]
@@ -100,10 +95,10 @@ def angle_basis() -> tuple[Tensor, Tensor]:
 
 
 def path_basis() -> tuple[Tensor, Tensor]:
-    """(81, 81) orthonormal basis over the paths of `scattering`, and the parity of each row under a left-right flip.
+    """Return the orthonormal basis (81, 81) over the paths of `Scattering`, and each row's parity under a flip.
 
-    The path without a wavelet stays; the eight paths of each scale are transformed over their angle, the 64 of second
-    order over both angles.
+    The path without a wavelet stays. The eight paths of each scale are transformed over their angle, and the 64 paths
+    of second order over both angles.
     """
     angles, parity = angle_basis()
     basis = torch.block_diag(torch.ones(1, 1), angles, angles, torch.kron(angles, angles))
@@ -112,7 +107,7 @@ def path_basis() -> tuple[Tensor, Tensor]:
 
 
 def low_frequencies(size: int, highest: int) -> Tensor:
-    """(size, size) bool: pairs of row and column frequency that sum to at most `highest`.
+    """Return the mask (size, size) of row and column frequencies with a sum of at most `highest`.
 
     >>> low_frequencies(3, 1).int().tolist()
     [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
@@ -122,5 +117,5 @@ def low_frequencies(size: int, highest: int) -> Tensor:
 
 
 def on_both_axes(matrix: Tensor, images: Tensor) -> Tensor:
-    """(..., s, s) -> (..., r, r): the (r, s) `matrix` along the rows and along the columns of every image."""
+    """Map (..., s, s) to (..., r, r): apply the (r, s) matrix along rows and columns of every image."""
     return matrix @ (images @ matrix.t())

@@ -1,9 +1,8 @@
-"""Features from learned filters: four convolution layers, read from a weight file with a known SHA-256.
+"""Features from learned filters: four convolutions, read from a weight file with a known SHA-256.
 
-The weights are public constants, as wavelets are, provided that no client's records were used to learn them. Then
-computing the features costs no privacy. `reproduction/filters` in the repository holds two such files. `leaves` learned
-to match views of drawn leaves (`reproduction/experiments/pretrain.py`). `garments` learned to tell ten kinds of drawn
-garments apart (`pretrain_garments.py`).
+If no client's records were used to learn the weights, they are public constants, as wavelets are. Then computing the
+features costs no privacy. `reproduction/filters` in the repository holds two such files. `leaves` learned to match
+views of drawn leaves, and `garments` to tell ten kinds of drawn garments apart.
 """
 
 import hashlib
@@ -24,13 +23,13 @@ from alidpfl.errors import ConfigError, DataError
 from alidpfl.features.blocks import Block
 
 _STRIDES = (2, 2, 1, 2)
-_READ = (2, 3)  # numbers of the layers that give features
-_CELLS = 2  # cells along each axis over which a layer's output is averaged
+_READ = (2, 3)  # the layers that give features
+_CELLS = 2  # a layer's output is averaged over 2 x 2 cells
 _COLOURS = 3
 _GREY = 0.5
 _LENGTH = 0.5  # norm of all learned features of an image; all blocks joined are clipped to norm one when released
 _SHORTEST = 1e-9
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FORM = re.compile(r"(.+)#sha256=([0-9a-f]{64})")
 _KEY_DIGITS = 16
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
@@ -39,26 +38,20 @@ Layers = tuple[tuple[Tensor, Tensor], ...]
 
 @dataclass(frozen=True)
 class LearnedFilters:
-    """A file of learned filters and its SHA-256. Two of them are equal if their hashes are.
-
-    >>> LearnedFilters.parse("filters/leaves.safetensors#sha256=" + 64 * "0").path
-    'filters/leaves.safetensors'
-    """
+    """A file of learned filters and its SHA-256. Two of them are equal if their hashes are."""
 
     path: str = field(compare=False)
     sha256: str
 
-    def __post_init__(self) -> None:
-        if not _SHA256.fullmatch(self.sha256):
-            raise ConfigError(f"sha256={self.sha256!r} of {self.path!r} must be 64 hexadecimal digits in lower case")
-
     @classmethod
     def parse(cls, text: str) -> "LearnedFilters":
         """Read "PATH#sha256=HEX". Raise ConfigError if `text` has another form."""
-        path, separator, sha256 = text.rpartition("#sha256=")
-        if not separator or not path:
-            raise ConfigError(f'learned={text!r} must have the form "PATH#sha256=HEX"; sha256sum PATH prints the hash')
-        return cls(path, sha256)
+        if (match := _FORM.fullmatch(text)) is None:
+            raise ConfigError(
+                f'learned={text!r} must have the form "PATH#sha256=HEX", with 64 digits in lower case; '
+                "`sha256sum PATH` prints the hash"
+            )
+        return cls(*match.groups())
 
     @property
     def key(self) -> str:
@@ -71,10 +64,10 @@ class LearnedFilters:
 
 
 def learned_blocks(learned: Sequence[LearnedFilters], channels: int, *, flip_even: bool) -> list[Block]:
-    """Return one block for each file of filters.
+    """Return one block for each file of filters. Together they have norm 0.5, however many there are.
 
-    Together they have norm 0.5, however many there are. With `flip_even`, an image and its mirror image have the same
-    features: filters x (above, below). Without it: filters x (above, below) x (left, right).
+    With `flip_even`, a block has filters x (above, below), and an image and its mirror image have the same features.
+    Without it, a block has filters x (above, below) x (left, right).
     """
     length = _LENGTH / math.sqrt(max(1, len(learned)))
     return [_block(filters, channels, flip_even=flip_even, length=length) for filters in learned]
@@ -82,8 +75,8 @@ def learned_blocks(learned: Sequence[LearnedFilters], channels: int, *, flip_eve
 
 def _block(filters: LearnedFilters, channels: int, *, flip_even: bool, length: float) -> Block:
     layers = filters.layers()
-    paths = sum(len(layers[number][1]) for number in _READ)
-    positions = _CELLS if flip_even else _CELLS**2
+    grid = sum(len(layers[number][1]) for number in _READ), _CELLS if flip_even else _CELLS**2
+    places = torch.arange(grid[0] * grid[1])
 
     def compute(images: Tensor) -> Tensor:
         coloured = images if channels == _COLOURS else images.mean(1, keepdim=True).expand(-1, _COLOURS, -1, -1)
@@ -92,8 +85,9 @@ def _block(filters: LearnedFilters, channels: int, *, flip_even: bool, length: f
             values = (values + _pooled(layers, coloured.flip(-1))).mean(-1)
         return F.normalize(values.flatten(1), dim=1, eps=_SHORTEST) * length
 
-    every = torch.arange(paths * positions)
-    return Block.all_low(name=filters.key, grid=(paths, positions), places=every, compute=compute)
+    return Block(
+        name=filters.key, grid=grid, places=places, low=torch.ones_like(places, dtype=torch.bool), compute=compute
+    )
 
 
 def _pooled(layers: Layers, images: Tensor) -> Tensor:
@@ -111,24 +105,21 @@ def _layers(filters: LearnedFilters) -> Layers:
     try:
         content = Path(filters.path).read_bytes()
     except OSError as error:
-        raise DataError(
-            f"cannot read the learned filters {filters.path}: {error.strerror}; those of the recipes are in "
-            "reproduction/filters of the alidpfl repository"
-        ) from None
+        where = "the recipes' files are in reproduction/filters of the alidpfl repository"
+        raise DataError(f"cannot read the learned filters {filters.path}: {error.strerror}; {where}") from None
     found = hashlib.sha256(content).hexdigest()
     if found != filters.sha256:
         raise DataError(
-            f"{filters.path} has SHA-256 {found}, expected {filters.sha256}: restore the file, or set model.learned "
-            f'to "{filters.path}#sha256={found}" if you mean to use this one'
+            f"{filters.path} has SHA-256 {found}, expected {filters.sha256}: restore the file, or name the new hash in "
+            "model.learned if you mean to use this file"
         )
     try:
         kept = load(content)
         layers = [(kept[f"{n}.weight"].float(), kept[f"{n}.bias"].float()) for n in range(len(_STRIDES))]
-        inputs = [_COLOURS, *(len(bias) for _, bias in layers)]
-        shapes = zip(inputs[1:], inputs, layers, strict=False)
-        is_chain = all(weight.shape[:-2] == (out, into) for out, into, (weight, _) in shapes)
+        widths = [_COLOURS, *(len(bias) for _, bias in layers)]
+        is_chain = all(layers[n][0].shape[:-2] == (widths[n + 1], widths[n]) for n in range(len(layers)))
     except (SafetensorError, KeyError, TypeError):  # a bias without axes has no len
         is_chain = False
     if not is_chain:
-        raise DataError(f"{filters.path} does not hold {len(_STRIDES)} convolutions; see features/learned.py")
+        raise DataError(f"{filters.path} does not hold {len(_STRIDES)} convolutions in a chain; use another file")
     return tuple((weight.contiguous(memory_format=torch.channels_last), bias) for weight, bias in layers)

@@ -1,4 +1,4 @@
-"""Fixed image features: blocks that need no data, so that computing them costs no privacy."""
+"""Fixed image features. The blocks are made without data, so that computing them costs no privacy."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,8 +16,7 @@ from alidpfl.inputs import checks
 from alidpfl.types import OnShare
 
 VERSION = 1
-"""Goes up with every change of the values beyond rounding: it is part of the cache's key."""
-
+"""Part of the cache's key. Increase it with every change of the values beyond rounding."""
 MAX_LEARNED = 2
 """Most files of learned filters in one map."""
 
@@ -26,16 +25,18 @@ _OFF = 2  # pixels: half of scattering's stride
 _OFFSETS = {1: ((0, 0),), 2: ((0, 0), (_OFF, _OFF)), 4: ((0, 0), (_OFF, _OFF), (0, _OFF), (_OFF, 0))}
 _MAX_BYTE = 255
 _IMAGE_AXES = 3
+_STEEPEST = 1.0  # columns a row: 45 degrees
+_LEAST_HEIGHT = 0.1  # squared pixels, so that a dot or a flat line has no slant
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureMap:
     """Scattering in a decorrelating basis, the image's low frequencies, oriented filters, and perhaps learned ones.
 
-    An image's features depend on that image and on nothing else: not on the other images, not on any statistics. So a
-    client may compute them on its own, and changing one record changes one row.
+    An image's features depend on that image only: not on other images, and not on statistics. So a client can compute
+    them on its own, and changing one record changes one row.
 
-    Images with several channels are taken for photographs, whose left and right mean nothing: of their features only
+    Images with several channels are taken for photographs, where left and right mean nothing. Of their features, only
     those are kept that an image shares with its mirror image. Images with one channel may be digits and keep all.
 
     >>> digits = FeatureMap(image_shape=(1, 28, 28), scattering_frequencies=6)
@@ -49,22 +50,21 @@ class FeatureMap:
     image_shape: tuple[int, int, int]
     """(channels, side, side), the side a multiple of 4."""
     scattering_frequencies: int
-    """Scattering is `low` up to this sum of row and column frequency; all frequencies are computed."""
+    """Scattering is `low` up to this sum of row and column frequency. All frequencies are computed."""
     raw_frequencies: int = 9
     """The image is cut to this sum of row and column frequency."""
     oriented_frequencies: int = 6
     """The oriented filters are cut to this sum of row and column frequency."""
     sets_upright: bool = False
-    """Whether each image is centred and sheared upright first: for digits and letters, bright on dark."""
+    """Whether each image is first centred and sheared upright, for digits and letters that are bright on dark."""
     positions: int = 1
-    """Over how many positions of the image, two pixels apart, its features are averaged: 1, 2 or 4.
+    """Number of positions of the image, two pixels apart, over which features are averaged: 1, 2 or 4.
 
-    Scattering is read at every fourth pixel, so that an image two pixels off has other features; their mean has less of
-    that. It takes as many times as long.
+    Scattering is read at every fourth pixel. So an image moved by two pixels has other features, and averaging reduces
+    the difference. The time grows in proportion.
     """
-
     learned: tuple[LearnedFilters, ...] = ()
-    """Files of learned filters, at most two: one more block for each."""
+    """Files of learned filters, at most two. Each adds a block."""
 
     def __post_init__(self) -> None:
         _check_shape(self.image_shape)
@@ -82,17 +82,17 @@ class FeatureMap:
 
     @property
     def flip_even(self) -> bool:
-        """Whether an image and its mirror image have the same features (scattering: nearly the same)."""
+        """True if an image and its mirror image have the same features (nearly the same for scattering)."""
         return self.image_shape[0] > 1
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """The blocks, in the order in which they are to be joined."""
+        """The blocks, in the order in which they are joined."""
         return _blocks(self)
 
     @property
     def value_key(self) -> str:
-        """Equal for two maps exactly if they compute the same values: `low` is no part of it."""
+        """A key that is equal for two maps exactly if they compute the same values. `low` is not part of it."""
         shape = "x".join(map(str, self.image_shape))
         prepared = ("-upright" if self.sets_upright else "") + (f"-at{self.positions}" if self.positions > 1 else "")
         learned = "".join(f"-{filters.key}" for filters in self.learned)
@@ -101,14 +101,10 @@ class FeatureMap:
 
     @torch.no_grad()
     def compute(self, images: Tensor, on_progress: OnShare | None = None) -> dict[str, Tensor]:
-        """Features of every image, by block.
+        """Return the features (n, size) float32 of every image, by block.
 
-        Args:
-            images: (n, channels, side, side) uint8.
-            on_progress: called with the share done so far, in (0, 1].
-
-        Returns:
-            For each block's name (n, size) float32. Beside these, memory for a few hundred images is needed.
+        `images` are (n, channels, side, side) uint8. `on_progress` is called with the share done so far, in (0, 1].
+        Beside the result, memory for a few hundred images is needed.
         """
         self.check_images(images)
         features = {block.name: torch.empty(len(images), block.size) for block in self.blocks}
@@ -125,7 +121,7 @@ class FeatureMap:
         return features
 
     def check_images(self, images: object) -> None:
-        """Raise DataError unless `images` are what `compute` takes."""
+        """Raise DataError unless `compute` takes these images."""
         if not isinstance(images, Tensor):
             raise DataError(f"images must be a torch.Tensor, not {type(images).__name__}; use torch.as_tensor")
         if images.dtype != torch.uint8:
@@ -136,20 +132,19 @@ class FeatureMap:
             )
 
 
-@lru_cache(maxsize=4)  # and not kept in the map, which stays a plain value: small, comparable, to be sent anywhere
+@lru_cache(maxsize=4)  # not kept in the map, which stays a small plain value that can be compared and sent
 def _blocks(feature_map: FeatureMap) -> tuple[Block, ...]:
-    channels, side, _ = feature_map.image_shape
-    flip_even = feature_map.flip_even
-    fixed = (
-        scattering_block(channels, side, feature_map.scattering_frequencies, flip_even=flip_even),
-        raw_block(channels, side, feature_map.raw_frequencies, flip_even=flip_even),
-        oriented_block(channels, side, feature_map.oriented_frequencies, flip_even=flip_even),
+    shape, flip_even = feature_map.image_shape, feature_map.flip_even
+    return (
+        scattering_block(shape, feature_map.scattering_frequencies, flip_even=flip_even),
+        raw_block(shape, feature_map.raw_frequencies, flip_even=flip_even),
+        oriented_block(shape, feature_map.oriented_frequencies, flip_even=flip_even),
+        *learned_blocks(feature_map.learned, shape[0], flip_even=flip_even),
     )
-    return (*fixed, *learned_blocks(feature_map.learned, channels, flip_even=flip_even))
 
 
 def _moved(images: Tensor, offset: tuple[int, int]) -> Tensor:
-    """Up and to the left by so many pixels; what comes in is what was there, mirrored."""
+    """Move images up and to the left by `offset` pixels, with a mirror image of the border in the gap."""
     down, right = offset
     side = images.shape[-1]
     return F.pad(images, (0, right, 0, down), mode="reflect")[..., down : down + side, right : right + side]
@@ -166,15 +161,11 @@ def _check_shape(shape: object) -> None:
         )
 
 
-_STEEPEST = 1.0  # columns a row: 45 degrees
-_LEAST_HEIGHT = 0.1  # squared pixels, so that a dot or a flat line has no slant
-
-
 def upright(images: Tensor) -> Tensor:
-    """Each image moved so that its brightness is centred, and sheared so that its rows' centres lie above each other.
+    """Centre the brightness of each image, and shear it so that the centres of its rows lie above each other.
 
-    Args:
-        images: (n, channels, side, side) float32 in [0, 1], bright on dark. Each is moved by its own moments only.
+    The slant of a hand and the place on the paper say nothing about a digit. `images` are (n, channels, side, side)
+    float32 in [0, 1], bright on dark. Each is moved by its own moments only.
 
     >>> upright(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 1, 28, 28])

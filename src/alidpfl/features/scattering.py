@@ -1,15 +1,19 @@
 """The scattering transform of Bruna and Mallat (2013) with two scales, eight angles and orders 0 to 2.
 
-A wavelet's modulus says how much of a scale and an angle there is around a pixel; the second wavelet says how that
-varies; the Gaussian at the end makes it stable to small shifts. Nothing is learnt, and the map is contractive: images
-that are close have features that are close. Values are those of kymatio 0.3, `Scattering2D(J=2, shape=(s, s), L=8)`.
+The modulus of a wavelet says how much of a scale and an angle there is around a pixel. The second wavelet says how that
+varies. The Gaussian at the end makes it stable to small shifts. Nothing is learned, and the map is contractive: close
+images have close features. Values are those of kymatio 0.3, `Scattering2D(J=2, shape=(s, s), L=8)`.
+
+A Morlet wavelet is a plane wave under an elongated Gaussian, minus as much of that Gaussian as makes its mean zero. All
+filters live on a torus, the padded image, and are given by their Fourier transforms. These are real, because each
+filter is the complex conjugate of its point reflection.
 
 Convolutions are products of Fourier transforms. Measured on one core (Xeon, 2.8 GHz, shared with others) for a 28x28
-image: this way 430 to 540 µs, kymatio 2,160 µs, and 840 µs for the second order alone as one dense matrix. Two ways
-were quicker and not worth their code: two angles in one complex transform (10 %), and matrix products in a real Fourier
-basis, where a wavelet with subsampling is block diagonal (15 to 30 %). Few images at a time and one angle after
-another, so that what is passed over several times stays in the processor's cache. No two images share a transform:
-rounding in one of them would depend on the other.
+image: this code takes 430 to 540 µs, kymatio 2,160 µs, and the second order alone as one dense matrix 840 µs. Two
+faster methods were not worth their code: two angles in one complex transform (10 %), and matrix products in a real
+Fourier basis, where a wavelet with subsampling is block diagonal (15 to 30 %). Few images and one angle are processed
+at a time, so that data stay in the processor's cache. No two images share a transform: otherwise rounding in one of
+them would depend on the other.
 """
 
 import math
@@ -23,25 +27,30 @@ from torch import Tensor
 from alidpfl.errors import ConfigError
 from alidpfl.features.blocks import ANGLES, FIRST_ANGLE, SCALES, on_both_axes
 
+STRIDE = 2**SCALES
+"""Pixels of the image for one of the output, along each axis."""
+PATHS = 1 + SCALES * ANGLES + ANGLES**2
+
+_IMAGES_AT_A_TIME = 64
 _WIDTH = 0.8  # standard deviation at the finest scale, pixels
 _FREQUENCY = 3 / 4 * math.pi  # of the plane wave at the finest scale
 _SLANT = 4 / ANGLES  # width along the wave over width across it
-_PI = 3.1415  # kymatio's, in the filters' height; with π all would be 3e-5 lower
-_WRAPS = 2  # periods on either side whose tails are added: the widest Gaussian ends well within them
+_PI = 3.1415  # kymatio's value, in the filters' height; with π all would be 3e-5 lower
+_WRAPS = 2  # periods that are added on either side; the widest Gaussian ends well within them
 
 Floats = NDArray[np.float64]
 
 
 def wavelet_spectra(side: int, scale: int) -> Floats:
-    """(8, side, side): Fourier transforms of the wavelets of one `scale`, 0 or 1, on a torus of `side` pixels."""
+    """Return the Fourier transforms (8, side, side) of the wavelets of one `scale`, 0 or 1."""
     return np.stack([_wavelet_spectrum(side, scale, (FIRST_ANGLE - i) * math.pi / ANGLES) for i in range(ANGLES)])
 
 
 def smoothing(side: int, halvings: int) -> Floats:
-    """(side/4 − 2, side/2^halvings): along one axis, the Gaussian at every fourth pixel, without those of the padding.
+    """Return the matrix (side/4 − 2, side/2^halvings) of the Gaussian along one axis, at every fourth pixel.
 
-    `side` is that of the torus before it was subsampled by 2 for `halvings` times; the Gaussian's spectrum is cut to
-    the frequencies that are left. A Gaussian is the product of one along each axis: in two dimensions, apply it twice.
+    Pixels of the padding are left out. `side` is the torus before `halvings` subsamplings by 2, and the Gaussian's
+    spectrum is cut to the remaining frequencies. In two dimensions, apply the matrix along both axes.
     """
     width = _WIDTH * 2 ** (SCALES - 1)
     place = np.arange(-_WRAPS * side, (_WRAPS + 1) * side)
@@ -67,16 +76,9 @@ def _wavelet_spectrum(side: int, scale: int, angle: float) -> Floats:
 
 
 def _wrapped(values: NDArray[Any], side: int) -> NDArray[Any]:
-    """Sum over the periods of the first axis."""
+    """Add up the periods of the first axis."""
     wrapped: NDArray[Any] = values.reshape(-1, side, *values.shape[1:]).sum(0)
     return wrapped
-
-
-STRIDE = 2**SCALES
-"""Pixels of the image for one of the output, along each axis."""
-PATHS = 1 + SCALES * ANGLES + ANGLES**2
-
-_IMAGES_AT_A_TIME = 64
 
 
 class Scattering:
@@ -90,7 +92,7 @@ class Scattering:
         self._mirrored = _mirrored(side, STRIDE)
         self._fine = _as_factors(torch.from_numpy(wavelet_spectra(padded, 0)))  # (8, P * P * 2)
         coarse = torch.from_numpy(wavelet_spectra(padded, 1))
-        # A quarter: of the four frequencies that fall onto one, subsampling gives the mean.
+        # Divided by 4: four frequencies fall onto one, and subsampling gives their mean.
         self._coarse = _as_factors(_by_alias(coarse) / 4)  # (4, 8, P/2 * P/2 * 2)
         self._smooth_full, self._smooth_half = (
             torch.from_numpy(smoothing(padded, halvings)).float() for halvings in (0, 1)
@@ -98,9 +100,9 @@ class Scattering:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """(..., s, s) float32 -> (..., 81, s/4, s/4).
+        """Map (..., s, s) float32 to (..., 81, s/4, s/4).
 
-        Paths: the mean; the eight angles of the finer, then of the coarser scale; the 64 pairs (finer, coarser).
+        The paths are the mean, the eight angles of the finer and then of the coarser scale, and the 64 pairs of both.
         """
         flat = images.reshape(-1, self.side, self.side)
         out = flat.new_empty(len(flat), PATHS, self.side // STRIDE, self.side // STRIDE)
@@ -121,13 +123,13 @@ class Scattering:
             paths.copy_(on_both_axes(self._smooth_half, self._coarse_modulus(spectra[:, angle])))
 
     def _fine_modulus(self, spectrum: Tensor) -> Tensor:
-        """(n, P, P) complex -> (n, 8, P, P)."""
+        """Map (n, P, P) complex to (n, 8, P, P)."""
         count, padded, _ = spectrum.shape
         product = torch.view_as_real(spectrum).reshape(count, 1, -1) * self._fine
         return _modulus_of_inverse(product.view(count, ANGLES, padded, padded, 2))
 
     def _coarse_modulus(self, spectrum: Tensor) -> Tensor:
-        """(n, P, P) complex -> (n, 8, P/2, P/2): every second pixel only."""
+        """Map (n, P, P) complex to (n, 8, P/2, P/2): every second pixel only."""
         count, half = len(spectrum), spectrum.shape[-1] // 2
         aliases = torch.view_as_real(_by_alias(spectrum)).view(4, count, 1, -1)
         folded = aliases[0] * self._coarse[0]
@@ -137,25 +139,25 @@ class Scattering:
 
 
 def _mirrored(side: int, margin: int) -> Tensor:
-    """For each pixel of a padded axis the one it repeats: reflected at the first and last, which stand once."""
+    """Return the source of each pixel of a padded axis, reflected at the first and last pixel, which occur once."""
     period = 2 * (side - 1)
     place = torch.arange(-margin, side + margin) % period
     return torch.minimum(place, period - place)
 
 
 def _by_alias(spectra: Tensor) -> Tensor:
-    """(n, P, P) -> (4, n, P/2, P/2): frequencies that become one where every second pixel is kept, in four layers."""
+    """Map (n, P, P) to (4, n, P/2, P/2): the four frequencies that fall onto one when every second pixel is kept."""
     count, side = len(spectra), spectra.shape[-1]
     layers = spectra.reshape(count, 2, side // 2, 2, side // 2).permute(1, 3, 0, 2, 4)
     return layers.reshape(4, count, side // 2, side // 2)
 
 
 def _as_factors(spectra: Tensor) -> Tensor:
-    """(..., s, s) -> (..., s * s * 2): each value twice, for the real and the imaginary part of what it multiplies."""
+    """Map (..., s, s) to (..., s * s * 2): each value twice, to multiply a real and an imaginary part."""
     return spectra.float().flatten(-2).repeat_interleave(2, dim=-1)
 
 
 def _modulus_of_inverse(spectra: Tensor) -> Tensor:
-    """(..., s, s, 2) -> (..., s, s): modulus of the inverse Fourier transform; four times as fast as complex abs."""
+    """Return the modulus (..., s, s) of the inverse Fourier transform; four times as fast as complex abs."""
     squares = torch.view_as_real(torch.fft.ifft2(torch.view_as_complex(spectra))).square_()
     return (squares[..., 0] + squares[..., 1]).sqrt_()

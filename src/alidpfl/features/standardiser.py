@@ -1,4 +1,4 @@
-"""Centres and scales features by two statistics of all clients' records, and gives every sample length one."""
+"""Centres and scales features by two statistics of all clients' records, and gives every record norm one."""
 
 import math
 from collections.abc import Mapping
@@ -11,41 +11,32 @@ from alidpfl.errors import DataError
 from alidpfl.features.learned import LearnedFilters
 from alidpfl.features.maps import FeatureMap
 
-# Of a sample's squared length, by the number of learned blocks, which share the rest.
+# Shares of a record's squared norm, by the number of learned blocks. Learned blocks divide the rest.
 _FIXED_WEIGHTS = (
     {"scattering": 0.5, "raw": 0.15, "oriented": 0.35},
     {"scattering": 0.4, "raw": 0.1, "oriented": 0.25},
     {"scattering": 0.3, "raw": 0.08, "oriented": 0.18},
 )
-_CONSTANT = 0.1  # a last feature that is the same for all: the model's bias, small so that it costs little length
-_RANK = (
-    2  # variances are nearly one factor for each path times one for each position: noise of the release averages out
-)
-_FLOOR = 0.1  # of the mean variance, added to every coordinate's: none is blown up
-_POWER = -0.25  # half of the way to equal variances: full whitening would blow up what is mostly noise
+_CONSTANT = 0.1  # the last feature, the same for all records: the model's bias, small so that it adds little norm
+_RANK = 2  # variances are nearly a factor for each path times one for each position, which averages noise out
+_FLOOR = 0.1  # share of the mean variance that is added to each, so that no coordinate grows too large
+_POWER = -0.25  # half of the way to equal variances: full whitening would enlarge coordinates that are mostly noise
 _SHORTEST = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Standardiser:
-    """From features by block to one vector a sample: what a linear model learns from.
+    """Turns features by block into one vector for each record, the input of a linear model.
 
-    `mean` and `scale` come from noised releases, so that they are public; beside them a vector depends on its own image
+    `mean` and `scale` come from noised releases, so they are public. Beside them, a vector depends on its own image
     only.
-
-    >>> digits = FeatureMap(image_shape=(1, 28, 28), scattering_frequencies=6)
-    >>> size = sum(block.size for block in digits.blocks)
-    >>> same = Standardiser.from_statistics(digits, mean=torch.zeros(size), variance=torch.ones(3969))
-    >>> vectors = same.vectors(digits.compute(torch.zeros(2, 1, 28, 28, dtype=torch.uint8)))
-    >>> vectors.shape
-    torch.Size([2, 3220])
     """
 
     feature_map: FeatureMap
     mean: Tensor
-    """(all features,) of all blocks, joined."""
+    """Means of all features, with all blocks joined."""
     scale: Tensor
-    """(scattering's low features,) what they are multiplied with."""
+    """Factors of scattering's low features."""
 
     def __post_init__(self) -> None:
         blocks = self.feature_map.blocks
@@ -55,7 +46,7 @@ class Standardiser:
 
     @classmethod
     def from_statistics(cls, feature_map: FeatureMap, *, mean: Tensor, variance: Tensor) -> "Standardiser":
-        """From estimates of all features' means and of scattering's variances, which may be noised, even negative."""
+        """Build it from estimates of all means and of scattering's variances. These may be noised, even negative."""
         block = feature_map.blocks[0]
         left, weights, right = torch.linalg.svd(block.to_grid(variance), full_matrices=False)
         smooth = block.from_grid((left[:, :_RANK] * weights[:_RANK]) @ right[:_RANK]).clamp(min=0)
@@ -64,12 +55,12 @@ class Standardiser:
 
     @property
     def size(self) -> int:
-        """Of a vector."""
+        """Length of a vector."""
         return vector_size(self.feature_map)
 
     @torch.no_grad()
     def vectors(self, features: Mapping[str, Tensor]) -> Tensor:
-        """(n, size) float32: every block centred and of fixed length, and the constant."""
+        """Return (n, size) float32: every block centred, with a fixed norm, and then the constant."""
         blocks = self.feature_map.blocks
         means = dict(zip((block.name for block in blocks), self.mean.split([b.size for b in blocks]), strict=True))
         weights, parts = _weights(self.feature_map.learned), []
@@ -89,7 +80,7 @@ def _weights(learned: tuple[LearnedFilters, ...]) -> dict[str, float]:
 
 
 def vector_size(feature_map: FeatureMap) -> int:
-    """Of the vectors that a map's features become: scattering's low ones, all others, and the constant."""
+    """Return the length of a map's vectors: scattering's low features, all others, and the constant."""
     scattering, *others = feature_map.blocks
     return int(scattering.low.sum()) + sum(block.size for block in others) + 1
 

@@ -1,1 +1,7 @@
-"""Clients, server and the one training loop that every method and every engine runs."""
+"""The federation: plan a round, charge it, have clients train, aggregate. The same for every method and engine."""
+
+from alidpfl.federation.loop import Federation
+from alidpfl.federation.server import ServerSettings
+from alidpfl.federation.settings import FederationSettings
+
+__all__ = ["Federation", "FederationSettings", "ServerSettings"]

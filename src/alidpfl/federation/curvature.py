@@ -9,8 +9,8 @@ made of the first gradient, w' − w = −c g̃ + ..., so the noise does not ave
     Var ⟨n' − n, w' − w⟩ = s'² D + s² (D − c² s² d) + 2 c² s⁴ d,   D = ‖w' − w‖², s² the variance of a coordinate of n.
 
 n is the added noise, with public s², plus the sampling of the batch. Each record moves a gradient by at most C/B, so
-E‖sampling‖² ≤ (1 − q) q n (C/B)² = (1 − q) C²/B. Taking this bound off can only make the curvature too small on average.
-The variance above is that of the added noise alone. Where sampling is large beside it, three standard deviations are
+E‖sampling‖² ≤ (1 − q) q n (C/B)² = (1 − q) C²/B. Taking this bound off can only make the curvature too small on
+average. The variance above is that of the added noise alone. Where sampling is large beside it, three standard deviations are
 fewer: with linear losses, which have curvature 0, a tenth of the rounds passed for resolved (610 and 7,850 parameters,
 batches of 100 to 500; none at 7,850 and 90).
 

@@ -1,36 +1,44 @@
-"""The loop over rounds: plan, charge, dispatch, inspect, aggregate, observe, record. `RoundLoop.step` is one round."""
+"""The loop over rounds: plan, charge, dispatch, inspect, aggregate, observe, record. `Federation.step` is one round."""
 
+import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from alidpfl.errors import ConfigError
 from alidpfl.federation import server
 from alidpfl.federation.curvature import CurvatureTracker
 from alidpfl.federation.planning import BYTES_PER_NUMBER, Observed, RoundPlanner
 from alidpfl.federation.server import ServerSettings, ServerState
-from alidpfl.federation.settings import Engine, FederationSettings, Outlook, Progress
-from alidpfl.federation.tensors import steady_arithmetic
+from alidpfl.federation.settings import Engine, Evaluation, FederationSettings, Outlook, Part, Progress
+from alidpfl.federation.tensors import flatten, load, steady_arithmetic, trained
 from alidpfl.methods import Method
 from alidpfl.policies import Decision, Policy
 from alidpfl.privacy import Ledger
 from alidpfl.types import ClientId, ClientPlan, ClientUpdate, RoundRecord, StopReason
 
 
-class RoundLoop:
-    """A federated training over weights alone, one round at a time. `Federation` adds the model."""
+class Federation:
+    """Clients, server and ledger of one training. A context manager: leaving it closes the engine.
+
+    Iterate over it for all rounds, or call `step` for one. `alidpfl.federate` makes one for clients on this machine.
+    """
 
     def __init__(
         self,
         *,
+        model: nn.Module,
         engine: Engine,
         method: Method,
         policy: Policy,
         ledger: Ledger,
         sizes: Sequence[int],
-        initial: Tensor,
         settings: FederationSettings,
         server_settings: ServerSettings | None = None,
         bytes_before: int = 0,
@@ -39,18 +47,19 @@ class RoundLoop:
         """Tie the parts together; nothing runs yet.
 
         Args:
+            model: what is trained, with its first weights; it is copied.
             engine: trains clients and evaluates models.
             method: sets C, σ and the local loss.
             policy: chooses τ.
             ledger: every client's account.
             sizes: number of records of each client, public by enrolment.
-            initial: (num_params,) the first weights.
             settings: rounds, limits, step sizes.
             server_settings: momentum, averaging, quorum.
             bytes_before: traffic before the first round.
             clock: returns seconds, for the time limit.
         """
         self._engine, self._method, self._policy, self._ledger = engine, method, policy, ledger
+        self._model, initial = copy.deepcopy(model), flatten(trained(model))
         self._sizes = dict(enumerate(sizes))
         self.settings, self._server_settings = settings, server_settings or ServerSettings()
         self._clock = clock
@@ -69,10 +78,19 @@ class RoundLoop:
         self._curvature = CurvatureTracker()
         self._observed = Observed(method_state=method.start())
 
+    def __enter__(self) -> "Federation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     def __iter__(self) -> Iterator[RoundRecord]:
-        """Run all rounds that are left."""
+        """Run all rounds that are left; worker processes end with the last."""
         while (record := self.step()) is not None:
             yield record
+        self.close()
 
     def step(self) -> RoundRecord | None:
         """Run one round.
@@ -122,6 +140,42 @@ class RoundLoop:
         """Charge a lost round without running it: it may have released something."""
         if (plans := self.next_plans()) is not None:
             self._charge(plans)
+
+    def close(self) -> None:
+        """End the worker processes or connections of the engine; the next round would start them again."""
+        self._engine.close()
+
+    @property
+    def model(self) -> nn.Module:
+        """A copy of the model with the current weights, in evaluation mode."""
+        model = copy.deepcopy(self._model).eval()
+        load(self.params, trained(model))
+        return model
+
+    def evaluate(self, part: Part = "test") -> Evaluation | None:
+        """Return accuracy and loss of the current weights, or None if that part of the data was not given."""
+        return self._engine.evaluate(self.params, part)
+
+    def named_params(self) -> Mapping[str, Tensor]:
+        """Return the model's whole state by name, with frozen parts and buffers, as a file should hold it."""
+        with torch.no_grad():
+            return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+    def check_time_limit(self) -> None:
+        """Refuse a time limit that the first round alone would cross, as far as a rehearsal can tell.
+
+        Raises:
+            ConfigError: the limit is shorter than one round.
+        """
+        limit = self.settings.time_limit
+        if limit is None or (plans := self.next_plans()) is None:
+            return
+        needed = self._engine.seconds_for(self.server.params, plans)
+        if limit < needed:
+            raise ConfigError(
+                f"time_limit={limit:g} (seconds) does not pay for one round, which takes about {needed:.2g} here; set "
+                f"at least {math.ceil(2 * needed)}, or leave it out"
+            )
 
     @property
     def params(self) -> Tensor:

@@ -14,13 +14,41 @@ from alidpfl.federation.settings import FederationSettings, Progress
 from alidpfl.inputs import checks
 from alidpfl.methods import Method
 from alidpfl.policies import Decision, Policy, Situation, learning_rate
-from alidpfl.privacy import Ledger
+from alidpfl.privacy import FilteredLedger, GaussianRelease, Ledger, PlannedLedger, PrivacyBudget
 from alidpfl.types import UNACCOUNTED_SIGNALS, ClientId, ClientPlan, Signal, StopReason
 
 BYTES_PER_NUMBER = 4
 _COHORT, _FAILURES = 1, 2  # separate random streams
 _UNLIMITED_STEPS = 1_000_000
 _POLICY_ATTRIBUTES = ("name", "needs_raw_signals", "needs_curvature", "decide")
+
+
+def make_ledger(
+    method: Method,
+    budget: PrivacyBudget,
+    sample_rate: float,
+    noise_multiplier: float,
+    accountant: str,
+    *,
+    releases: tuple[GaussianRelease, ...] = (),
+) -> Ledger:
+    """Return the ledger that a method needs.
+
+    Args:
+        method: a method that adapts its noise to outputs needs a Rényi filter.
+        budget: (ε, δ) of every client.
+        sample_rate: q of a step.
+        noise_multiplier: σ of a step, or of an update.
+        accountant: how ε is computed, where the method does not adapt its noise.
+        releases: what every client has been charged before its first round.
+
+    Returns:
+        An empty ledger: nothing but `releases` is charged yet.
+    """
+    if method.adapts_noise:
+        return FilteredLedger(budget, sample_rate, noise_multiplier, releases=releases)
+    rate = 1.0 if method.release == "update" else sample_rate  # a noised update is a release of all records
+    return PlannedLedger(budget, rate, noise_multiplier, accountant=accountant, releases=releases)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +175,11 @@ class RoundPlanner:
         return 1 if self._method.release == "update" else steps
 
     def _affordable(self, client: ClientId, state: Mapping[str, Any]) -> int:
-        return self._ledger.affordable_steps(client, self._method.numbers(state, client).noise_multiplier)
+        return self._ledger.affordable_steps(client, self._method.clip_and_noise(state, client).noise_multiplier)
 
     def _situation(self, progress: Progress, observed: Observed, cohort: Sequence[ClientId]) -> Situation:
         settings = self._settings
-        numbers = [self._method.numbers(observed.method_state, client) for client in cohort]
+        numbers = [self._method.clip_and_noise(observed.method_state, client) for client in cohort]
         max_rounds = self._rounds_possible(progress)
         max_steps = progress.local_steps + self._steps_left(progress, observed.method_state, cohort)
         used = _share_used(progress.round, max_rounds, progress.local_steps, max_steps)
@@ -224,7 +252,7 @@ class RoundPlanner:
     def _client_plan(
         self, client: ClientId, round_number: int, rates: tuple[float, ...], observed: Observed
     ) -> ClientPlan:
-        numbers = self._method.numbers(observed.method_state, client)
+        numbers = self._method.clip_and_noise(observed.method_state, client)
         rates = rates[: self._settings.client_limits.get(client)]
         if self._method.release == "step":  # each client's own account decides
             rates = rates[: self._affordable(client, observed.method_state)]

@@ -99,6 +99,29 @@ class Engine(Protocol):
         """End processes and connections."""
 
 
+class EngineWrapper:
+    """Base class for engine wrappers. Forwards every call; subclasses override `train`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
+        """Forward to the wrapped engine."""
+        return self._engine.train(params, plans)
+
+    def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
+        """Forward to the wrapped engine."""
+        return self._engine.evaluate(params, part)
+
+    def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
+        """Forward to the wrapped engine."""
+        return self._engine.seconds_for(params, plans)
+
+    def close(self) -> None:
+        """Close the wrapped engine."""
+        self._engine.close()
+
+
 _MANY_PASSES = 100  # over a client's records in one round
 
 

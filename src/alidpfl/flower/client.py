@@ -1,6 +1,6 @@
 """The ClientApp: it relays bytes between the server and the vault on this machine. It loads no torch.
 
-Whoever submits a run also submits this code, so a limit here would bind only honest organisers. The vault behind the
+The organiser of a run submits this code, so a limit here would bind only honest organisers. The vault behind the
 socket binds everyone: the owner of the data installed it. So only the node's own configuration says where the vault is.
 From the run's configuration, this module reads only whether the run is a simulation.
 """

@@ -24,7 +24,7 @@ _HEADER = """\
 # Made by `alidpfl flower init`. docs/how-to/deploy.md and docs/reference/configuration.md explain the keys below
 # [tool.flwr.app.config].
 # Change one for a single run with: flwr run . <superlink> --run-config 'privacy.epsilon=1'
-# Flower accepts only keys that stand below. Add other keys here, or write a new folder with `alidpfl flower init --set`.
+# Flower accepts only keys that stand below. Add others here, or write a new folder with `alidpfl flower init --set`.
 """
 
 

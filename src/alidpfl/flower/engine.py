@@ -1,7 +1,8 @@
-"""The engine of a deployment: it sends plans to the vaults behind nodes. Waits are bounded, and no answer is trusted."""
+"""Engine of a deployment: it sends plans to the vaults behind nodes. Waits are bounded, and no answer is trusted."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -22,50 +23,33 @@ _PATIENCE = 3  # rounds in a row without a quorum
 _OFFLINE = Failure(code="offline", reason="the node is offline")
 
 
+@dataclass(kw_only=True, eq=False)
 class VaultEngine:
     """Sends a round to its clients' vaults and reads their answers."""
 
-    def __init__(
-        self,
-        *,
-        link: Link,
-        members: Sequence[Member],
-        run: str,
-        method: str,
-        options: Mapping[str, Any] | None,
-        shapes: Shapes,
-        ledger: CappedLedger,
-        evaluator: Simulation | None,
-        least_updates: Callable[[int], int],
-        round_timeout: float,
-        wait_for_nodes: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """Keep the parts; nothing is sent yet.
-
-        Args:
-            link: the connection to the nodes.
-            members: the run's clients, by number.
-            run: name of the run, also after a resume. Vaults know a repeated request by it and the round's number.
-            method: method of the local loss.
-            options: options of the method, if its loss has any.
-            shapes: shapes of the trained parameters.
-            ledger: is capped to what the vaults say is left.
-            evaluator: evaluates on public data; None if there is none.
-            least_updates: returns the quorum for a number of clients.
-            round_timeout: seconds to wait for a round's answers.
-            wait_for_nodes: seconds to wait for a quorum of nodes.
-            clock: returns the time in seconds.
-            sleep: waits for some seconds.
-        """
-        self._link, self._members, self._run = link, members, run
-        self._method, self._options, self._shapes = method, options, shapes
-        self._ledger, self._evaluator, self._least_updates = ledger, evaluator, least_updates
-        self._round_timeout, self._wait_for_nodes = round_timeout, wait_for_nodes
-        self._clock, self._sleep = clock, sleep
-        self._most_bytes = 4 * sum(map(messages.num_values, shapes.values())) + messages.MOST_OVERHEAD
-        self._failed_rounds = 0
+    link: Link
+    members: Sequence[Member]
+    """The run's clients, by number."""
+    run: str
+    """Name of the run, also after a resume. Vaults know a repeated request by it and the round's number."""
+    method: str
+    options: Mapping[str, Any] | None
+    """Options of the method, if its loss has any."""
+    shapes: Shapes
+    """Shapes of the trained parameters."""
+    ledger: CappedLedger
+    """It is capped to what the vaults say is left."""
+    evaluator: Simulation | None
+    """Evaluates on public data; None if there is none."""
+    least_updates: Callable[[int], int]
+    """Returns the quorum for a number of clients."""
+    round_timeout: float
+    """Seconds to wait for a round's answers."""
+    wait_for_nodes: float
+    """Seconds to wait for a quorum of nodes."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _failed_rounds: int = field(default=0, init=False)
 
     def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
         """Return 0: before the first round, nobody knows how fast the owners' machines are."""
@@ -73,24 +57,24 @@ class VaultEngine:
 
     def close(self) -> None:
         """Close the evaluator."""
-        if self._evaluator is not None:
-            self._evaluator.close()
+        if self.evaluator is not None:
+            self.evaluator.close()
 
     def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
         """Evaluate on the server's public data; None if it has none."""
-        return None if self._evaluator is None else self._evaluator.evaluate(params, part)
+        return None if self.evaluator is None else self.evaluator.evaluate(params, part)
 
     def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
         """Return the updates that came in time and can be read, in the order of the plans."""
         online = self._await_quorum(plans)
-        weights = messages.named(params.numpy(), self._shapes)
-        asked = {plan.client: self._request(plan) for plan in plans if self._members[plan.client].node in online}
-        contents = {self._members[c].node: messages.encode(request, weights) for c, request in asked.items()}
+        weights = messages.named(params.numpy(), self.shapes)
+        asked = {plan.client: self._request(plan) for plan in plans if self.members[plan.client].node in online}
+        contents = {self.members[c].node: messages.encode(request, weights) for c, request in asked.items()}
         digests = {client: messages.request_digest(request, weights) for client, request in asked.items()}
-        answers = self._link.ask("train", contents, self._round_timeout)
+        answers = self.link.ask("train", contents, self.round_timeout)
         updates = []
         for plan in plans:
-            answer = answers.get(self._members[plan.client].node, _OFFLINE)
+            answer = answers.get(self.members[plan.client].node, _OFFLINE)
             update = answer if isinstance(answer, Failure) else self._opened(plan, answer, digests.get(plan.client))
             if isinstance(update, Failure):
                 self._note(plan, update)
@@ -100,54 +84,55 @@ class VaultEngine:
         return updates
 
     def _request(self, plan: ClientPlan) -> RoundRequest:
-        return RoundRequest.of_plan(plan, run=self._run, method=self._method, options=self._options)
+        return RoundRequest.of_plan(plan, run=self.run, method=self.method, options=self.options)
 
     def _await_quorum(self, plans: Sequence[ClientPlan]) -> set[int]:
         """Return the nodes that are online. Without a quorum nothing is asked: the round would cost and not count."""
-        wanted, started = {self._members[plan.client].node for plan in plans}, self._clock()
-        least = self._least_updates(len(plans))
+        wanted, started = {self.members[plan.client].node for plan in plans}, self.clock()
+        least = self.least_updates(len(plans))
         while True:
-            online, waited = wanted & self._link.online(), self._clock() - started
+            online, waited = wanted & self.link.online(), self.clock() - started
             if online == wanted or (len(online) >= least and waited >= _GRACE_SECONDS):
                 return online
-            if waited >= max(self._wait_for_nodes, _GRACE_SECONDS):
+            if waited >= max(self.wait_for_nodes, _GRACE_SECONDS):
                 raise NodesMissingError(
                     f"{len(online)} of {len(wanted)} nodes are online and {least} are needed: nothing was asked of "
                     f"them in round {plans[0].round + 1}; start the others and submit the run again to continue it"
                 )
-            self._sleep(_POLL_SECONDS)
+            self.sleep(_POLL_SECONDS)
 
     def _opened(self, plan: ClientPlan, answer: bytes, digest: str | None) -> ClientUpdate | Failure:
-        if len(answer) > self._most_bytes:
-            return Failure(code=RefusalCode.TOO_LARGE, reason=f"the answer has more than {self._most_bytes} bytes")
+        most = 4 * sum(map(messages.num_values, self.shapes.values())) + messages.MOST_OVERHEAD
+        if len(answer) > most:
+            return Failure(code=RefusalCode.TOO_LARGE, reason=f"the answer has more than {most} bytes")
         try:
-            told, update = messages.decode_update(answer, plan, self._shapes)
+            told, update = messages.decode_update(answer, plan, self.shapes)
         except VaultRefusedError as error:
             return Failure(code=error.code, reason=str(error))
         if (problem := self._problem(plan, told, digest)) is not None:
             return Failure(code="lie", reason=problem)
-        self._ledger.cap(plan.client, told.steps_left)
+        self.ledger.cap(plan.client, told.steps_left)
         return update
 
     def _problem(self, plan: ClientPlan, told: RoundAnswer, digest: str | None) -> str | None:
         """Return what no honest vault says. The loop judges whether the weights are plausible."""
         if told.request != digest:
             return "the answer is to another request"
-        if told.num_records != (size := self._members[plan.client].num_records):
+        if told.num_records != (size := self.members[plan.client].num_records):
             return f"it has {told.num_records} records now, and had {size} when the run began"
         if not 1 <= told.steps <= plan.steps:
             return f"it ran {told.steps} steps, and {plan.steps} were asked for"
         return None
 
     def _note(self, plan: ClientPlan, failure: Failure) -> None:
-        self._link.tell(f"round {plan.round + 1}: client {plan.client} is left out: {failure.code}: {failure.reason}")
+        self.link.tell(f"round {plan.round + 1}: client {plan.client} is left out: {failure.code}: {failure.reason}")
         if failure.code == RefusalCode.BUDGET:  # the vault's own account decides
-            self._ledger.cap(plan.client, 0)
+            self.ledger.cap(plan.client, 0)
 
     def _count_failures(self, arrived: int, asked: int) -> None:
-        self._failed_rounds = 0 if arrived >= self._least_updates(asked) else self._failed_rounds + 1
+        self._failed_rounds = 0 if arrived >= self.least_updates(asked) else self._failed_rounds + 1
         if self._failed_rounds >= _PATIENCE:
             raise NodesMissingError(
-                f"{_PATIENCE} rounds in a row had fewer than {self._least_updates(asked)} answers of {asked}; the log "
+                f"{_PATIENCE} rounds in a row had fewer than {self.least_updates(asked)} answers of {asked}; the log "
                 "says why. Repair that and submit the run again to continue it"
             )

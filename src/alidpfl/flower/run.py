@@ -7,14 +7,14 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 from torch import nn
 
 from alidpfl.config.schema import Config
 from alidpfl.data import Dataset
 from alidpfl.errors import ConfigError, NodesMissingError
-from alidpfl.federation.federation import Federation
+from alidpfl.federation.loop import Federation
 from alidpfl.federation.tensors import trained
 from alidpfl.flower.config import FlowerOptions, Scalar, from_run_config
 from alidpfl.flower.engine import VaultEngine
@@ -29,7 +29,7 @@ from alidpfl.simulation.engine import Simulation
 from alidpfl.simulation.runner import SimulationData
 from alidpfl.store import RunDirectory
 from alidpfl.types import RoundRecord
-from alidpfl.vault.messages import Shapes
+from alidpfl.vault.messages import RoundRequest, Shapes
 from alidpfl.vault.policy import SEEDED_NOISE
 
 _Tell = Callable[[str], None]
@@ -76,10 +76,11 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
     kept = directory.members() if RunDirectory.is_run(directory.path) else None  # a killed start may leave a file
     tell = functools.cache(link.tell)  # each line once, although the nodes are checked whenever one comes
     wanted = _Wanted(config, parts, dataset, tell)
-    nodes = _present(options, link, wanted, _known(kept))
+    known = [Member.from_json(values) for values in kept["clients"]] if kept else []
+    nodes = _present(options, link, wanted, known)
     model = wanted.model(task := wanted.task(nodes))
     fitting = _fitting(nodes, wanted.check(task), tell)
-    members = _clients(fitting, kept, options, tell)
+    members = _clients(fitting, known, options, tell)
     run = kept["run"] if kept else secrets.token_hex(8)
     evaluator = None if dataset is None else _evaluator(config, dataset, model, parts.method)
     ledger = CappedLedger(parts.ledger)
@@ -168,15 +169,9 @@ def _present(options: FlowerOptions, link: Link, wanted: _Wanted, known: Sequenc
     return [*gather(link, is_enough, seconds=options.wait_for_nodes).values()]
 
 
-def _known(kept: Mapping[str, Any] | None) -> list[Member]:
-    return [Member.from_json(values) for values in kept["clients"]] if kept else []
-
-
-def _clients(
-    fitting: Sequence[Node], kept: Mapping[str, Any] | None, options: FlowerOptions, tell: _Tell
-) -> list[Member]:
+def _clients(fitting: Sequence[Node], known: Sequence[Member], options: FlowerOptions, tell: _Tell) -> list[Member]:
     """Return the clients: new ones, or those of the continued run. A client's number and size never change."""
-    if known := _known(kept):
+    if known:
         again = found_again(known, {node.node: node for node in fitting})
         for client, (before, now) in enumerate(zip(known, again, strict=True)):
             if now.node != before.node:
@@ -242,6 +237,12 @@ def refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Met
     """Raise ConfigError for settings that a run over nodes cannot have. It can be called before submitting."""
     if method.needs_public_loss and not options.evaluate:
         raise ConfigError(f"{method.name} needs the loss on public data: set evaluate=true")
+    for key, name, known in (
+        ("method.name", config.method.name, get_args(RoundRequest.model_fields["method"].annotation)),
+        ("model.loss", config.model.loss, ("cross_entropy",)),
+    ):
+        if name not in known:
+            raise ConfigError(f'{key}="{name}" is for `alidpfl run`; vaults know only {", ".join(known)}')
     if config.has_statistics:
         raise ConfigError(
             f'model.name="{config.model.name}" needs statistics that vaults do not release: choose another model, or '

@@ -24,11 +24,7 @@ class GridLink:
     """Asks nodes over Flower's grid."""
 
     def __init__(
-        self,
-        grid: Grid,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        self, grid: Grid, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._grid, self._clock, self._sleep = grid, clock, sleep
 

@@ -1,9 +1,9 @@
-"""Adap DP-FL (Fu et al. 2022, arXiv 2211.15893): the clip norm follows each client's gradients, the noise the loss.
+"""Adap DP-FL (Fu et al. 2022, arXiv 2211.15893): C follows the gradients of each client, and σ follows the loss.
 
-- C of client i in round t is α times the mean norm of its own *noised* gradients of round t−1, with the noise's share
-  taken off (else it would grow by σ√d/B every round), kept within [C_min, C_max].
-- When the loss on public validation data has fallen three times running, σ ← βσ. σ then depends on outputs, so the
-  budget is kept by a Rényi filter.
+- C of client i in round t is α times the mean norm of its own *noised* gradients of round t−1, within [C_min, C_max].
+  The noise's share is subtracted first, or C would grow by σ√d/B every round.
+- When the loss on public validation data has fallen three times in a row, σ ← βσ. Then σ depends on outputs, so a Rényi
+  filter keeps the budget.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,25 +11,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from torch import nn
-
-from alidpfl.dpsgd import cross_entropy
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
-from alidpfl.methods.method import Loss, Numbers, Objective, State
-from alidpfl.types import ClientId, ClientUpdate, Release, Signal
+from alidpfl.methods.fedavg_dp import FedAvgDp
+from alidpfl.methods.method import ClipAndNoise, State
+from alidpfl.types import ClientId, ClientUpdate, Signal
 
-_FALLS = 3  # in a row
+_FALLS = 3  # of the public loss in a row, before σ is lowered
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapDpfl:
-    """State: `clip_norms` by client, `noise_multiplier`, and the last public losses."""
+class AdapDpfl(FedAvgDp):
+    """Adap DP-FL. Its state holds `clip_norms` by client, `noise_multiplier`, and the last public losses."""
 
-    clip_norm: float
-    """C of the first round."""
-    noise_multiplier: float
-    """σ of the first round."""
     clip_factor: float = 1.0
     """α."""
     noise_decay: float = 0.999
@@ -37,9 +31,7 @@ class AdapDpfl:
     smallest_clip_norm: float = 0.01
     largest_clip_norm: float = 10.0
     name: ClassVar[str] = "adap_dpfl"
-    default_policy: ClassVar[str] = "fixed"
-    default_local_steps: ClassVar[int] = 3  # as the ALI-DPFL paper runs it
-    release: ClassVar[Release] = "step"
+    default_local_steps: ClassVar[int] = 3  # as in the ALI-DPFL paper
     signals: ClassVar[frozenset[Signal]] = frozenset({"gradient_norm"})
     adapts_noise: ClassVar[bool] = True
     needs_public_loss: ClassVar[bool] = True
@@ -47,28 +39,24 @@ class AdapDpfl:
     def __post_init__(self) -> None:
         checks.real("noise_decay", self.noise_decay, above=0, high=1, rule="must be in (0, 1]")
         for name in ("clip_factor", "smallest_clip_norm", "largest_clip_norm"):
-            checks.real(name, getattr(self, name), above=0, rule="must be greater than 0")
+            checks.real(name, getattr(self, name), above=0, rule="must be above 0")
         if not self.smallest_clip_norm <= self.clip_norm <= self.largest_clip_norm:
             raise ConfigError(
-                f"clip_norm={self.clip_norm} must lie between smallest_clip_norm={self.smallest_clip_norm} and "
+                f"clip_norm={self.clip_norm} must be between smallest_clip_norm={self.smallest_clip_norm} and "
                 f"largest_clip_norm={self.largest_clip_norm}"
             )
 
-    def objective(self, model: nn.Module, loss: Loss = cross_entropy) -> Objective:
-        """Plain cross-entropy."""
-        return Objective(model=model, loss=loss)
-
     def start(self) -> State:
-        """Everybody at the first C; no loss seen."""
+        """Return the state with the first C for every client, and no loss."""
         return {"clip_norms": {}, "noise_multiplier": self.noise_multiplier, "losses": []}
 
-    def numbers(self, state: Mapping[str, Any], client: ClientId) -> Numbers:
-        """The client's own C, everybody's σ."""
+    def clip_and_noise(self, state: Mapping[str, Any], client: ClientId) -> ClipAndNoise:
+        """Return the client's own C, and the σ of all clients."""
         clip_norm = state["clip_norms"].get(str(client), self.clip_norm)
-        return Numbers(clip_norm=clip_norm, noise_multiplier=state["noise_multiplier"])
+        return ClipAndNoise(clip_norm=clip_norm, noise_multiplier=state["noise_multiplier"])
 
     def observe(self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None) -> State:
-        """Follow the gradients' norms; lower σ after three falls of the public loss, then count anew."""
+        """Set each client's C by its gradient norm. Lower σ after three falls of the public loss, then count anew."""
         clip_norms = dict(state["clip_norms"])
         for update in updates:
             if update.gradient_norm is not None:
@@ -82,6 +70,6 @@ class AdapDpfl:
         return {"clip_norms": clip_norms, "noise_multiplier": noise_multiplier, "losses": losses}
 
     def _clamped(self, clip_norm: float) -> float:
-        # `min` first: a NaN from a lying client compares false and must not become a clip norm.
+        # A NaN from a lying client is not >= 0, and must not become a clip norm.
         bounded = min(self.largest_clip_norm, clip_norm) if clip_norm >= 0 else self.smallest_clip_norm
         return max(self.smallest_clip_norm, bounded)

@@ -1,4 +1,7 @@
-"""What a method of the literature may vary: the numbers of a client's plan, and the local loss. The loop is one."""
+"""The interface of a method. A method sets the clip norm and noise of each client, and the local loss.
+
+The training loop is the same for all methods.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,54 +13,34 @@ from alidpfl.dpsgd import RandomStream
 from alidpfl.types import ClientId, ClientUpdate, Release, Signal
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Outputs (B, ...) and targets (B, ...) to the loss of each sample, (B,)."""
+"""Outputs (B, ...) and targets (B, ...) to the loss of each record, (B,)."""
+
+State: TypeAlias = dict[str, Any]
+"""A method's memory between rounds, as plain values that JSON can hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A model that holds the trained parameters, and a loss of each sample."""
+    """A model with the trained parameters, and a loss of each record: the clients minimise it."""
 
     model: nn.Module
-    """The module whose parameters are trained."""
+    """The module with the trained parameters."""
     loss: Loss
+    """The loss of each record, computed from that record alone."""
     before_step: Callable[[RandomStream], None] | None = None
-    """Called before every step: draws what the loss needs at random."""
-
-
-State = dict[str, Any]
-"""A method's memory: plain values that JSON can hold."""
+    """Called before every step, to draw random numbers that the loss needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
+class ClipAndNoise:
     """C and σ of one client's next round."""
 
     clip_norm: float
     noise_multiplier: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class SameForAll:
-    """The usual case, to build methods on: C and σ never change, and nothing is remembered."""
-
-    clip_norm: float
-    noise_multiplier: float
-
-    def start(self) -> State:
-        """Nothing to remember."""
-        return {}
-
-    def numbers(self, state: Mapping[str, Any], client: ClientId) -> Numbers:
-        """The same for everybody, always."""
-        return Numbers(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
-
-    def observe(self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None) -> State:
-        """Nothing to learn."""
-        return dict(state)
-
-
 class Method(Protocol):
-    """A method: pure functions over a small state. Everything it sees is public or noised."""
+    """A method: pure functions over a small state. Everything it reads is public or noised."""
 
     @property
     def name(self) -> str:
@@ -65,19 +48,19 @@ class Method(Protocol):
 
     @property
     def default_policy(self) -> str:
-        """The policy that chooses τ where the configuration names none."""
+        """The policy that chooses τ if the configuration names none."""
 
     @property
     def default_local_steps(self) -> int:
-        """τ of the policy `fixed` where the configuration sets none."""
+        """τ of the policy `fixed` if the configuration sets none."""
 
     @property
     def release(self) -> Release:
-        """Noise on every step, or on a round's update."""
+        """Whether noise is added to every step, or to a round's update."""
 
     @property
     def signals(self) -> frozenset[Signal]:
-        """What it needs of the clients beside their weights."""
+        """Signals that clients must send besides their weights."""
 
     @property
     def adapts_noise(self) -> bool:
@@ -85,16 +68,16 @@ class Method(Protocol):
 
     @property
     def needs_public_loss(self) -> bool:
-        """True if it looks at the loss on public data after every round."""
+        """True if `observe` needs the loss on public data after every round."""
 
     def objective(self, model: nn.Module, loss: Loss) -> Objective:
         """Return what the clients train. It may wrap or copy `model`, keeping its parameters and their order."""
 
     def start(self) -> State:
-        """The memory before the first round."""
+        """Return the state before the first round."""
 
-    def numbers(self, state: Mapping[str, Any], client: ClientId) -> Numbers:
-        """C and σ for this client's next round."""
+    def clip_and_noise(self, state: Mapping[str, Any], client: ClientId) -> ClipAndNoise:
+        """Return C and σ of this client's next round."""
 
     def observe(self, state: Mapping[str, Any], updates: Sequence[ClientUpdate], public_loss: float | None) -> State:
-        """The memory after a round."""
+        """Return the state after a round."""

@@ -1,10 +1,10 @@
 """PE-DPFL (IEEE IoT-J 9(23), 10.1109/JIOT.2022.3189361): a regulariser that perturbs the classifier. A RECONSTRUCTION.
 
-No full text or code is public. Ours: the per-sample loss is ℓ(φ, c) + λ · mean_u [ℓ(φ, c + u) − ℓ(φ, c)], with φ the
-features, c the last linear layer, u ~ N(0, s² I). Two variants:
+No full text or code is public. Here the loss of a record is ℓ(φ, c) + λ · mean_u [ℓ(φ, c + u) − ℓ(φ, c)], with features
+φ, last linear layer c, and u ~ N(0, s² I). There are two variants:
 
-- `dpsgd` (the default, comparable with the others): DP-SGD on that loss.
-- `output`: plain SGD on that loss, the whole update clipped to S and noised once a round with N(0, σ²(2S)² I).
+- `dpsgd` (the default, comparable with the other methods): DP-SGD on that loss.
+- `output`: plain SGD on that loss. The whole update is clipped to S and noised once a round with N(0, σ²(2S)² I).
 """
 
 import copy
@@ -17,27 +17,24 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import ConfigError, UnsupportedModelError
 from alidpfl.inputs import checks
-from alidpfl.methods.method import Loss, Objective, SameForAll
-from alidpfl.types import Release, Signal
+from alidpfl.methods.fedavg_dp import FedAvgDp
+from alidpfl.methods.method import Loss, Objective
+from alidpfl.types import Release
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeDpfl(SameForAll):
-    """DP-SGD, or a noised update, on the perturbed loss. `clip_norm` is C of `dpsgd`, S of `output`."""
+class PeDpfl(FedAvgDp):
+    """DP-SGD, or a noised update, on the perturbed loss. `clip_norm` is C of `dpsgd` and S of `output`."""
 
     regularisation: float = 0.5
     """λ."""
     perturbation: float = 0.05
     """s, the standard deviation of the classifier's perturbation."""
     draws: int = 1
-    """How many u a step."""
+    """Number of perturbations u in a step."""
     variant: Literal["dpsgd", "output"] = "dpsgd"
     name: ClassVar[str] = "pe_dpfl"
-    default_policy: ClassVar[str] = "fixed"
-    default_local_steps: ClassVar[int] = 3  # as the ALI-DPFL paper runs it
-    signals: ClassVar[frozenset[Signal]] = frozenset()
-    adapts_noise: ClassVar[bool] = False
-    needs_public_loss: ClassVar[bool] = False
+    default_local_steps: ClassVar[int] = 3  # as in the ALI-DPFL paper
 
     def __post_init__(self) -> None:
         checks.whole("draws", self.draws, low=1)
@@ -47,12 +44,12 @@ class PeDpfl(SameForAll):
             raise ConfigError(f"variant={self.variant!r} must be 'dpsgd' or 'output'")
 
     @property
-    def release(self) -> Release:
-        """Noise on steps, or on the update."""
+    def release(self) -> Release:  # type: ignore[override]
+        """Whether noise is added to every step, or to a round's update."""
         return "update" if self.variant == "output" else "step"
 
     def objective(self, model: nn.Module, loss: Loss = cross_entropy) -> Objective:
-        """A copy of the model whose last linear layer also answers perturbed."""
+        """Return a copy of the model with a perturbed last linear layer, and the regularised loss."""
         perturbed, head = _with_perturbed_head(model, self.draws)
 
         def perturbed_loss(outputs: Tensor, targets: Tensor) -> Tensor:  # (B, 1 + draws, classes), (B,)
@@ -60,15 +57,17 @@ class PeDpfl(SameForAll):
             moved = [loss(outputs[:, 1 + draw], targets) for draw in range(self.draws)]
             return plain + self.regularisation * (torch.stack(moved).mean(0) - plain)
 
-        draw = lambda random: head.draw(self.perturbation, random)  # noqa: E731
+        def draw(random: RandomStream) -> None:
+            head.draw(self.perturbation, random)
+
         return Objective(model=perturbed, loss=perturbed_loss, before_step=draw)
 
 
 class _PerturbedHead(nn.Module):
-    """The classifier c, and beside it c + u: (B, features) to (B, 1 + draws, classes).
+    """The outputs of the classifier c and of each c + u: (B, features) to (B, 1 + draws, classes).
 
-    (c + u)(φ) = c(φ) + u(φ): the perturbation is a frozen layer of its own, so that c is used once and its per-sample
-    gradients stay exact.
+    (c + u)(φ) = c(φ) + u(φ). The perturbation is a frozen layer of its own, so that c is used once and its gradients of
+    each record stay exact.
     """
 
     def __init__(self, classifier: nn.Linear, draws: int) -> None:
@@ -87,7 +86,7 @@ class _PerturbedHead(nn.Module):
 
     @torch.no_grad()
     def draw(self, deviation: float, random: RandomStream) -> None:
-        """New perturbations. They do not depend on the data."""
+        """Draw new perturbations. They do not depend on the data."""
         for parameter in self.perturbations.parameters():
             noise = random.normal(parameter.numel()).view(parameter.shape)
             parameter.copy_(noise * deviation)

@@ -1,4 +1,4 @@
-"""Small models for inputs of any shape."""
+"""Small models: for inputs of any shape, and for vectors of features."""
 
 import math
 
@@ -17,18 +17,18 @@ def linear(input_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def scatter_linear(vector_shape: tuple[int, ...], num_classes: int) -> nn.Linear:
-    """Softmax regression on standardised features, whose last one is constant: no bias of its own.
+    """Build softmax regression on standardised features, with zero weights. The last feature is constant: no bias.
 
     >>> scatter_linear((3220,), 10)
     Linear(in_features=3220, out_features=10, bias=False)
     """
     if len(vector_shape) != 1:
-        raise ConfigError(f"scatter_linear learns from vectors of features, and inputs have shape {vector_shape}")
+        raise ConfigError(f"scatter_linear takes vectors of features, not inputs of shape {vector_shape}")
     return _from_zero(nn.Linear(vector_shape[0], num_classes, bias=False))
 
 
 def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int = 128) -> nn.Sequential:
-    """One hidden layer with ReLU on the flattened input.
+    """Build a network with one hidden layer and ReLU on the flattened input.
 
     >>> sum(p.numel() for p in mlp((1, 28, 28), 10, hidden=128).parameters())
     101770
@@ -41,6 +41,6 @@ def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int = 128) -> nn
 
 
 def _from_zero(layer: nn.Linear) -> nn.Linear:
-    for parameter in layer.parameters():  # a convex loss: zero is as good a start as any
+    for parameter in layer.parameters():  # with a convex loss, zero is as good a start as any
         nn.init.zeros_(parameter)
     return layer

@@ -1,4 +1,4 @@
-"""What a user has and can afford. All public numbers: planning needs no data and reads none."""
+"""The planner's input: budgets, clients and limits. All numbers are public. Planning reads no data."""
 
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What a policy sees before a round, and what it answers. Plain values: a policy keeps no state of its own."""
+"""The interface of a policy: the situation before a round, and the decision. A policy keeps no state of its own."""
 
 import math
 from dataclasses import dataclass

@@ -131,7 +131,7 @@ def paper_bound(
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The inputs of bounds (A) and (B). All are public, except L, which may be a private estimate."""
+    """The inputs of bounds (A) and (B). All are public, except L, which may come from noised gradients."""
 
     smoothness: float
     strong_convexity: float

@@ -1,14 +1,6 @@
 """Privacy accounting: what steps cost, how many a budget pays for, how much noise they need. Never imports torch."""
 
-from alidpfl.privacy.accountants import ORDERS
-from alidpfl.privacy.accounting import (
-    NOISE_TOLERANCE,
-    epsilon,
-    epsilon_bound,
-    max_steps,
-    noise_multiplier_bound,
-    noise_multiplier_for,
-)
+from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps, noise_multiplier_bound, noise_multiplier_for
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.client_ledger import FilteredLedger, Ledger, PlannedLedger
 from alidpfl.privacy.filter import RdpFilter
@@ -18,8 +10,6 @@ from alidpfl.registry import ACCOUNTANTS
 __all__ = [
     "ACCOUNTANTS",
     "MAX_STEPS",
-    "NOISE_TOLERANCE",
-    "ORDERS",
     "FilteredLedger",
     "GaussianRelease",
     "Ledger",

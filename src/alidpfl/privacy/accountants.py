@@ -125,10 +125,6 @@ def _pld_epsilon(composition: Composition, delta: float, *, coarser: int = 1) ->
     return tight if tight < bound else bound
 
 
-def _coarse_pld_epsilon(composition: Composition, delta: float) -> float:
-    return _pld_epsilon(composition, delta, coarser=20)
-
-
 def _extrapolated_pld_epsilon(composition: Composition, delta: float) -> float:
     """Return a guess, not a bound: connecting the dots adds variance in proportion to interval² (Richardson)."""
     finer, coarser = (_pld_epsilon(composition, delta, coarser=times) for times in (10, 20))
@@ -181,6 +177,6 @@ RDP_PAPER: Final = Accountant(epsilon=_rdp_paper_epsilon)
 RDP: Final = Accountant(epsilon=_rdp_epsilon)
 PLD: Final = Accountant(
     epsilon=_pld_epsilon,
-    guesses=(_rdp_epsilon, _coarse_pld_epsilon, _extrapolated_pld_epsilon),
+    guesses=(_rdp_epsilon, partial(_pld_epsilon, coarser=20), _extrapolated_pld_epsilon),
     quick=partial(_pld_epsilon, coarser=10),
 )

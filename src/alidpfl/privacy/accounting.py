@@ -1,7 +1,7 @@
 """Answers three questions: what steps cost, how many steps a budget pays for, and how much noise steps need."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -81,20 +81,13 @@ def max_steps(
     return _max_steps(budget, step, accountant, merged(already_spent))
 
 
-def no_step_error(
-    budget: PrivacyBudget, step: SampledGaussian, accountant: str, spent: Composition = ()
-) -> BudgetExceededError:
-    """Return the error that a budget does not pay for one step. It names an ε that would.
+def no_step_error(budget: PrivacyBudget, spent_and_step: Sequence[Mechanism], accountant: str) -> BudgetExceededError:
+    """Return the error that a budget does not pay for one step, the last mechanism given. It names an ε that would.
 
     It does not search for a σ that would: callers that try many budgets get this error often.
-
-    Args:
-        budget: (ε, δ) of one data set.
-        step: One step.
-        accountant: A name in `ACCOUNTANTS`.
-        spent: Mechanisms that the budget has paid for already.
     """
-    needed = _epsilon(merged([*spent, step]), budget.delta, accountant)
+    step = merged(spent_and_step[-1:])[0]
+    needed = _epsilon(merged(spent_and_step), budget.delta, accountant)
     return BudgetExceededError(
         f"epsilon={budget.epsilon:g} at delta={budget.delta:g} does not pay for one step at sample_rate="
         f"{step.sample_rate:g}, noise_multiplier={step.noise_multiplier:g} by {accountant}: raise epsilon to "
@@ -169,7 +162,7 @@ def _max_steps(budget: PrivacyBudget, step: SampledGaussian, accountant: str, sp
     for function in search_functions(accountant):
         guess = largest_affordable(cost_by(function), budget.epsilon, low=0, high=high, guess=guess)
     if guess == 0:
-        raise no_step_error(budget, step, accountant, spent)
+        raise no_step_error(budget, [*spent, step], accountant)
     return guess
 
 

@@ -1,54 +1,120 @@
-"""What every client has spent, and what it can still afford. The rule of all of them: charge before the work is sent.
+"""Ledgers: what every client has spent, and what it can still afford. A client is charged before work is sent to it.
 
-Sample-level privacy is each client's own: its ε counts its own steps, never a sum over clients. A charge is not given
-back, whatever becomes of the work: a client that drops out may have released what was asked of it.
+Record-level privacy is each client's own: its ε counts its own steps, never a sum over clients. A charge is never given
+back, because a client that drops out may have released what was asked of it.
 """
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.inputs import checks
 from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps, no_step_error, noise_multiplier_for
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.filter import RdpFilter
-from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian, merged
+from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian
 from alidpfl.types import ClientId
+
+Releases: TypeAlias = tuple[GaussianRelease, ...]
+"""Releases that every client is charged for before its first step."""
 
 
 class Ledger(Protocol):
-    """What the training loop asks of the accounts. Noise and sampling rate are those of the next step."""
+    """The operations that the training loop needs from a ledger."""
 
     def affordable_steps(self, client: ClientId, noise_multiplier: float) -> int:
-        """How many more steps the client can pay for; 0 if none."""
+        """Return how many more steps at this noise the client can pay for; 0 if none."""
 
     def charge(self, client: ClientId, steps: int, noise_multiplier: float, *, sample_rate: float) -> None:
-        """Book `steps` steps; BudgetExceededError, and nothing booked, if that would cross the client's budget.
+        """Charge a client for steps before it takes them.
 
-        Noise and sampling rate are those that the client will use: what is not accounted for is refused.
+        Args:
+            client: The client.
+            steps: Number of steps.
+            noise_multiplier: σ that the client will use.
+            sample_rate: q that the client will use.
+
+        Raises:
+            BudgetExceededError: The client cannot pay, or the ledger does not account for this q or σ. Nothing is
+                charged.
         """
 
     def steps_spent(self, client: ClientId) -> int:
-        """Steps booked so far."""
+        """Return the steps charged so far."""
 
     def epsilon_bound(self, client: ClientId) -> float:
-        """ε spent so far, from above and quickly; never more than the budget."""
+        """Return a quick upper bound of the ε spent so far, never above the budget."""
 
     def epsilon(self, client: ClientId) -> float:
-        """ε spent so far, as tight as the accountant can."""
+        """Return the ε spent so far, as tight as the accountant computes it."""
 
     def to_json(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
+        """Return what a checkpoint must keep."""
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Take over what `to_json` gave."""
+        """Load what `to_json` returned."""
 
 
-class PlannedLedger:
-    """Noise and sampling rate fixed in advance, so that any accountant applies; R_c is the same for every client.
+class _CountingLedger:
+    """Base of both ledgers: counts steps by client, and refuses a saved state that was kept on other terms."""
 
-    The number of steps in a round may depend on outputs: R_c bounds their sum whatever they are.
+    def __init__(self, budget: PrivacyBudget, sample_rate: float) -> None:
+        self._budget, self._sample_rate = budget, sample_rate
+        self._steps: Counter[ClientId] = Counter()
+
+    def charge(self, client: ClientId, steps: int, noise_multiplier: float, *, sample_rate: float) -> None:
+        """Charge a client before it takes the steps; see `Ledger.charge`."""
+        if sample_rate != self._sample_rate:
+            raise BudgetExceededError(
+                f"sample_rate={sample_rate} is not the {self._sample_rate} that this ledger accounts for; train and "
+                "account with one rate"
+            )
+        self._spend(client, steps, noise_multiplier)
+        self._steps[client] += steps
+
+    def steps_spent(self, client: ClientId) -> int:
+        """Return the steps charged so far."""
+        return self._steps[client]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the terms of the ledger, and what each client has spent on them."""
+        steps = {str(client): steps for client, steps in sorted(self._steps.items())}
+        return {"terms": self._terms(), **self._spent(), "steps": steps}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Load what `to_json` returned; ConfigError if it was kept on other terms."""
+        # Steps mean nothing without the noise and the rate that they were taken with.
+        terms, saved = self._terms(), values["terms"]
+        changed = {key: (saved.get(key), new) for key, new in terms.items() if saved.get(key) != new}
+        if changed:
+            listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
+            raise ConfigError(f"this ledger was kept on other terms: {listed}; restore the settings or start a new run")
+        self._steps = Counter({int(client): int(steps) for client, steps in values["steps"].items()})
+
+    def _spend(self, client: ClientId, steps: int, noise_multiplier: float) -> None:
+        raise NotImplementedError
+
+    def _terms(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _spent(self) -> dict[str, Any]:
+        return {}
+
+    def _with_noise_hint(self, error: BudgetExceededError, accountant: str, spent: Releases) -> BudgetExceededError:
+        """Return the error with the σ that pays for one step. The search is worth its time: a run asks only once."""
+        try:
+            noise = noise_multiplier_for(self._budget, self._sample_rate, 1, accountant=accountant, already_spent=spent)
+        except BudgetExceededError:  # no noise is enough
+            return error
+        return BudgetExceededError(f"{error}; noise_multiplier={noise:g} would do")
+
+
+class PlannedLedger(_CountingLedger):
+    """A ledger for noise and sampling rate fixed in advance. Any accountant applies, and every client has the same R_c.
+
+    Formal guarantee: no client spends more than the budget. The number of steps in a round may depend on outputs,
+    because R_c bounds their sum in any case.
 
     >>> ledger = PlannedLedger(PrivacyBudget(epsilon=2.0, delta=1e-5), 0.015, 1.1, accountant="rdp-paper")
     >>> ledger.charge(0, 300, 1.1, sample_rate=0.015)
@@ -63,56 +129,54 @@ class PlannedLedger:
         noise_multiplier: float,
         *,
         accountant: str = "pld",
-        releases: tuple[GaussianRelease, ...] = (),
+        releases: Releases = (),
     ) -> None:
-        """Every client is charged `releases` first, then steps of one kind (sample_rate=1: noise on whole updates)."""
+        """Open an account for every client.
+
+        Args:
+            budget: (ε, δ) of each client.
+            sample_rate: q of every step; 1 for noise on whole updates.
+            noise_multiplier: σ of every step.
+            accountant: A name in `ACCOUNTANTS`.
+            releases: Releases charged to every client before the first step.
+
+        Raises:
+            BudgetExceededError: The budget does not pay for one step.
+        """
+        super().__init__(budget, sample_rate)
         try:
             self.max_steps = max_steps(
                 budget, sample_rate, noise_multiplier, accountant=accountant, already_spent=releases
             )
         except BudgetExceededError as error:
-            raise _with_noise_that_would_do(error, budget, sample_rate, accountant, releases) from None
-        self._budget, self._accountant, self._releases = budget, accountant, releases
-        self._sample_rate, self._noise_multiplier = sample_rate, noise_multiplier
-        self._steps: Counter[ClientId] = Counter()
+            raise self._with_noise_hint(error, accountant, releases) from None
+        self._noise_multiplier, self._accountant, self._releases = noise_multiplier, accountant, releases
 
     def affordable_steps(self, client: ClientId, noise_multiplier: float) -> int:
-        """How many more steps the client can pay for."""
-        self._check_noise(noise_multiplier)
+        """Return how many more steps the client can pay for."""
+        if noise_multiplier != self._noise_multiplier:
+            raise BudgetExceededError(
+                f"noise_multiplier={noise_multiplier} is not the {self._noise_multiplier} that this ledger was planned "
+                "with; noise that changes from round to round needs a FilteredLedger"
+            )
         return self.max_steps - self._steps[client]
 
-    def charge(self, client: ClientId, steps: int, noise_multiplier: float, *, sample_rate: float) -> None:
-        """Book `steps` steps, or refuse."""
-        _check_rate(sample_rate, self._sample_rate)
+    def epsilon_bound(self, client: ClientId) -> float:
+        """Return a quick upper bound of the ε spent so far, never above the budget."""
+        spent = self._mechanisms(client)
+        return min(epsilon_bound(spent, self._budget.delta, self._accountant), self._budget.epsilon)
+
+    def epsilon(self, client: ClientId) -> float:
+        """Return the ε spent so far."""
+        return epsilon(self._mechanisms(client), self._budget.delta, self._accountant)
+
+    def _spend(self, client: ClientId, steps: int, noise_multiplier: float) -> None:
         checks.whole("steps", steps, low=1, high=MAX_STEPS)  # a negative number would be a refund
         if steps > (left := self.affordable_steps(client, noise_multiplier)):
             raise BudgetExceededError(
                 f"client {client} cannot pay for {steps} steps: {left} of {self.max_steps} are left of "
                 f"epsilon={self._budget.epsilon:g}; plan at most affordable_steps"
             )
-        self._steps[client] += steps
-
-    def steps_spent(self, client: ClientId) -> int:
-        """Steps booked so far."""
-        return self._steps[client]
-
-    def epsilon_bound(self, client: ClientId) -> float:
-        """ε spent so far, from above."""
-        spent = self._mechanisms(client)
-        return min(epsilon_bound(spent, self._budget.delta, self._accountant), self._budget.epsilon)
-
-    def epsilon(self, client: ClientId) -> float:
-        """ε spent so far."""
-        return epsilon(self._mechanisms(client), self._budget.delta, self._accountant)
-
-    def to_json(self) -> dict[str, Any]:
-        """Steps by client, and the terms that they were counted on."""
-        return {"terms": self._terms(), "steps": {str(client): steps for client, steps in sorted(self._steps.items())}}
-
-    def restore(self, values: Mapping[str, Any]) -> None:
-        """Take over what `to_json` gave; refuse accounts that were kept on other terms."""
-        _check_terms(values, self._terms())
-        self._steps = Counter({int(client): int(steps) for client, steps in values["steps"].items()})
 
     def _terms(self) -> dict[str, Any]:
         return {
@@ -125,138 +189,88 @@ class PlannedLedger:
         }
 
     def _mechanisms(self, client: ClientId) -> list[Mechanism]:
-        steps = self._steps[client]
-        if steps == 0:
+        if (steps := self._steps[client]) == 0:
             return list(self._releases)
         step = SampledGaussian(sample_rate=self._sample_rate, noise_multiplier=self._noise_multiplier, steps=steps)
         return [*self._releases, step]
 
-    def _check_noise(self, noise_multiplier: float) -> None:
-        if noise_multiplier != self._noise_multiplier:
-            raise BudgetExceededError(
-                f"noise_multiplier={noise_multiplier} is not the {self._noise_multiplier} that this ledger was planned "
-                "with; noise that changes from round to round needs a FilteredLedger"
-            )
 
+class FilteredLedger(_CountingLedger):
+    """A ledger for noise that depends on outputs (Adap DP-FL): one `RdpFilter` for each client.
 
-class FilteredLedger:
-    """Noise chosen by looking at outputs (Adap DP-FL): one Rényi filter a client."""
+    Formal guarantee: no client spends more than the budget, whatever noise is chosen.
+    """
 
     def __init__(
-        self,
-        budget: PrivacyBudget,
-        sample_rate: float,
-        noise_multiplier: float,
-        *,
-        releases: tuple[GaussianRelease, ...] = (),
+        self, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float, *, releases: Releases = ()
     ) -> None:
-        """The filter's order is the one that allows most steps at the noise that is public in advance."""
+        """Open an account for every client, with the order that allows most steps at the planned noise.
+
+        Args:
+            budget: (ε, δ) of each client.
+            sample_rate: q of every step; 1 for noise on whole updates.
+            noise_multiplier: σ of the first step, public in advance.
+            releases: Releases charged to every client before the first step.
+
+        Raises:
+            BudgetExceededError: The budget does not pay for one step.
+        """
+        super().__init__(budget, sample_rate)
         try:
             fresh = RdpFilter.for_plan(budget, sample_rate, noise_multiplier)
         except BudgetExceededError as error:
-            raise _with_noise_that_would_do(error, budget, sample_rate, "rdp", releases) from None
+            raise self._with_noise_hint(error, "rdp", releases) from None
         for release in releases:
             fresh = fresh.charge(release)
         self._fresh = fresh
         self.max_steps = fresh.affordable_steps(sample_rate, noise_multiplier)
         if self.max_steps < 1:
             step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
-            raise _with_noise_that_would_do(
-                no_step_error(budget, step, "rdp", merged(releases)), budget, sample_rate, "rdp", releases
-            )
-        self._sample_rate = sample_rate
+            raise self._with_noise_hint(no_step_error(budget, [*releases, step], "rdp"), "rdp", releases)
         self._filters: dict[ClientId, RdpFilter] = {}
-        self._steps: Counter[ClientId] = Counter()
 
     def affordable_steps(self, client: ClientId, noise_multiplier: float) -> int:
-        """How many more steps at this noise the client can pay for."""
+        """Return how many more steps at this noise the client can pay for."""
         return self._filter(client).affordable_steps(self._sample_rate, noise_multiplier)
 
-    def charge(self, client: ClientId, steps: int, noise_multiplier: float, *, sample_rate: float) -> None:
-        """Book `steps` steps at this noise, or refuse."""
-        _check_rate(sample_rate, self._sample_rate)
-        step = SampledGaussian(sample_rate=self._sample_rate, noise_multiplier=noise_multiplier, steps=steps)
-        self._filters[client] = self._filter(client).charge(step)
-        self._steps[client] += steps
-
-    def steps_spent(self, client: ClientId) -> int:
-        """Steps booked so far."""
-        return self._steps[client]
-
-    def epsilon_bound(self, client: ClientId) -> float:
-        """ε spent so far: the filter's own is quick."""
-        return self.epsilon(client)
-
     def epsilon(self, client: ClientId) -> float:
-        """ε spent so far."""
+        """Return the ε spent so far."""
         return self._filter(client).epsilon_spent
 
-    def to_json(self) -> dict[str, Any]:
-        """Rényi divergence and steps by client, and the terms that they were counted on."""
-        return {
-            "terms": self._terms(),
-            "rdp_spent": {str(client): f.rdp_spent for client, f in sorted(self._filters.items())},
-            "steps": {str(client): steps for client, steps in sorted(self._steps.items())},
-        }
+    epsilon_bound = epsilon  # the filter's own value is quick
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Take over what `to_json` gave; refuse accounts that were kept on other terms."""
-        _check_terms(values, self._terms())
-        fresh = self._fresh
+        """Load what `to_json` returned; ConfigError if it was kept on other terms."""
+        super().restore(values)
         self._filters = {
-            int(client): RdpFilter(budget=fresh.budget, order=fresh.order, rdp_spent=float(spent))
+            int(client): RdpFilter(budget=self._budget, order=self._fresh.order, rdp_spent=float(spent))
             for client, spent in values["rdp_spent"].items()
         }
-        self._steps = Counter({int(client): int(steps) for client, steps in values["steps"].items()})
+
+    def _spend(self, client: ClientId, steps: int, noise_multiplier: float) -> None:
+        step = SampledGaussian(sample_rate=self._sample_rate, noise_multiplier=noise_multiplier, steps=steps)
+        self._filters[client] = self._filter(client).charge(step)
 
     def _terms(self) -> dict[str, Any]:
-        fresh = self._fresh
         return {
-            "epsilon": fresh.budget.epsilon,
-            "delta": fresh.budget.delta,
-            "order": fresh.order,
+            "epsilon": self._budget.epsilon,
+            "delta": self._budget.delta,
+            "order": self._fresh.order,
             "sample_rate": self._sample_rate,
-            "rdp_of_releases": fresh.rdp_spent,
+            "rdp_of_releases": self._fresh.rdp_spent,
         }
+
+    def _spent(self) -> dict[str, Any]:
+        return {"rdp_spent": {str(client): f.rdp_spent for client, f in sorted(self._filters.items())}}
 
     def _filter(self, client: ClientId) -> RdpFilter:
         return self._filters.get(client, self._fresh)
 
 
-def _with_noise_that_would_do(
-    error: BudgetExceededError,
-    budget: PrivacyBudget,
-    sample_rate: float,
-    accountant: str,
-    releases: tuple[GaussianRelease, ...],
-) -> BudgetExceededError:
-    """The refusal of a run, with the σ that pays for one step: worth a search here, where it is asked for once."""
-    try:
-        noise = noise_multiplier_for(budget, sample_rate, 1, accountant=accountant, already_spent=releases)
-    except BudgetExceededError:  # none is enough
-        return error
-    return BudgetExceededError(f"{error}; noise_multiplier={noise:g} would do")
-
-
-def _check_rate(asked: float, planned: float) -> None:
-    if asked != planned:
-        raise BudgetExceededError(
-            f"sample_rate={asked} is not the {planned} that this ledger accounts for; train and account with one rate"
-        )
-
-
-def _check_terms(values: Mapping[str, Any], terms: Mapping[str, Any]) -> None:
-    """Steps mean nothing without the noise and the rate that they were taken with."""
-    changed = {key: (values["terms"].get(key), new) for key, new in terms.items() if values["terms"].get(key) != new}
-    if changed:
-        told = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
-        raise ConfigError(f"these accounts were kept on other terms: {told}; put the settings back, or start a new run")
-
-
 class CappedLedger:
-    """Another ledger, held to what the clients say is left.
+    """Another ledger, limited to the steps that the clients say they have left.
 
-    What they say may only lower what the server planned with: a client that lies takes nobody out but itself.
+    A client's own number may only lower what the server planned with. So a lying client only excludes itself.
 
     >>> from alidpfl.privacy import PlannedLedger, PrivacyBudget
     >>> ledger = CappedLedger(PlannedLedger(PrivacyBudget(epsilon=2.0, delta=1e-5), 0.015, 1.1, accountant="rdp-paper"))
@@ -270,37 +284,37 @@ class CappedLedger:
         self._left: dict[ClientId, int] = {}
 
     def cap(self, client: ClientId, left: int) -> None:
-        """The client says that it can pay for `left` more steps, after all that it was asked for."""
+        """Note that the client says it can pay for `left` more steps, after all that it was asked for."""
         self._left[client] = max(0, left)
 
     def affordable_steps(self, client: ClientId, noise_multiplier: float) -> int:
-        """By both accounts."""
+        """Return how many more steps both the ledger and the client allow."""
         planned = self._ledger.affordable_steps(client, noise_multiplier)
         return min(planned, self._left.get(client, planned))
 
     def charge(self, client: ClientId, steps: int, noise_multiplier: float, *, sample_rate: float) -> None:
-        """Book in both; the client's own word replaces ours with its next answer."""
+        """Charge the ledger, see `Ledger.charge`, and lower the cap until the client's next answer replaces it."""
         self._ledger.charge(client, steps, noise_multiplier, sample_rate=sample_rate)
         if client in self._left:
             self.cap(client, self._left[client] - steps)
 
     def steps_spent(self, client: ClientId) -> int:
-        """Steps booked so far in this run."""
+        """Return the steps charged so far in this run."""
         return self._ledger.steps_spent(client)
 
     def epsilon_bound(self, client: ClientId) -> float:
-        """ε that this run has asked for, from above."""
+        """Return a quick upper bound of the ε that this run has asked for."""
         return self._ledger.epsilon_bound(client)
 
     def epsilon(self, client: ClientId) -> float:
-        """ε that this run has asked for; what the data set has spent in all, only its owner knows."""
+        """Return the ε that this run has asked for. Only the data's owner knows the total of all runs."""
         return self._ledger.epsilon(client)
 
     def to_json(self) -> dict[str, Any]:
-        """Both accounts."""
+        """Return the ledger and the caps."""
         return {"planned": self._ledger.to_json(), "left": {str(c): left for c, left in sorted(self._left.items())}}
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Take over what `to_json` gave."""
+        """Load what `to_json` returned."""
         self._ledger.restore(values["planned"])
         self._left = {int(client): int(left) for client, left in values["left"].items()}

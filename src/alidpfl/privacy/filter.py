@@ -48,7 +48,7 @@ class RdpFilter:
 
     @classmethod
     def for_plan(cls, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float) -> "RdpFilter":
-        """Return the filter with the order that allows the most steps of a planned mechanism, which must be public.
+        """Return the filter with the order that allows the most steps of a planned, public mechanism.
 
         Raises:
             BudgetExceededError: The budget does not pay for one step.
@@ -57,7 +57,7 @@ class RdpFilter:
         steps = [f.affordable_steps(sample_rate, noise_multiplier) for f in filters]
         if max(steps) == 0:
             step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
-            raise no_step_error(budget, step, "rdp")  # for one step the best order gives what `rdp` gives
+            raise no_step_error(budget, [step], "rdp")  # for one step the best order gives what `rdp` gives
         return filters[steps.index(max(steps))]
 
     @property

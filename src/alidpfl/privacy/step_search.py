@@ -1,18 +1,24 @@
-"""Searches that return the end known to be safe."""
+"""Searches over a monotone cost that return a value known to be within the limit."""
 
 import math
 from collections.abc import Callable
 
-_TRUSTED_PROBES, _MOST_PROBES = 10, 60
+_TRUSTED_PROBES, _MAX_PROBES = 10, 60
 _PATIENCE = 5  # secant probes in a row that may fail to halve the bracket before it is bisected
 
 
 def largest_affordable(cost: Callable[[int], float], limit: float, *, low: int, high: int, guess: int) -> int:
-    """The n in [low, high] with cost(n) <= limit < cost(n + 1), for a cost that never falls with n.
+    """Return the n in [low, high] with cost(n) <= limit < cost(n + 1).
 
-    `low` must be known to fit, and is returned if nothing above it does; cost(high + 1) is taken to be too much. The
-    result n > low was probed and fits; n + 1 was probed and does not (unless n = high). A guess that is right costs
-    two probes, any other a few more: the secant through the last two probes proposes, the bracket disposes.
+    A result n > low was probed and fits. n + 1 was probed and does not fit, unless n = high. A right guess takes two
+    probes, any other a few more: the secant through the last two probes proposes the next one within the bracket.
+
+    Args:
+        cost: A function that never falls with n.
+        limit: The largest affordable cost.
+        low: Known to fit, and returned if nothing above it does.
+        high: The largest n to consider.
+        guess: The first n to probe.
 
     >>> largest_affordable(lambda n: n**2, 50, low=0, high=10**6, guess=100)
     7
@@ -23,7 +29,7 @@ def largest_affordable(cost: Callable[[int], float], limit: float, *, low: int, 
     while too_many - fits > 1:
         width = too_many - fits
         value = cost(probe)
-        # `value <= limit` is false for NaN: what cannot be computed is not affordable.
+        # `value <= limit` is false for NaN: a cost that cannot be computed is not affordable.
         if value <= limit:
             fits = probe
         else:
@@ -32,7 +38,7 @@ def largest_affordable(cost: Callable[[int], float], limit: float, *, low: int, 
         before, last = last, (probe, value)
         probe = _propose(before, last, limit)
         if patience <= 0:
-            # Until something was too much, `high` may be far out, where probes are slow: double instead of halving.
+            # Until a probe was too much, `high` may be far away, where probes are slow. So double instead of halving.
             probe = (fits + too_many) // 2 if too_many <= high else 2 * fits
             patience = _PATIENCE
         probe = min(max(probe, fits + 1), too_many - 1)
@@ -40,24 +46,31 @@ def largest_affordable(cost: Callable[[int], float], limit: float, *, low: int, 
 
 
 def _propose(before: tuple[int, float] | None, last: tuple[int, float], limit: float) -> int:
-    """Where the line through the last two probes meets the limit; next door when there is no such line."""
+    """Return where the line through the last two probes meets the limit, or a neighbour if there is no such line."""
     n, value = last
     if before is None:
         return n + 1 if value <= limit else n - 1
     slope = (value - before[1]) / (n - before[0])
     if not 0 < slope < math.inf:
         return 2 * n if value <= limit else n // 2
-    # Far from the two probes the line says little: at most quadruple or quarter.
+    # Far from the two probes the line is unreliable: at most quadruple or quarter n.
     return int(min(max(n + (limit - value) / slope, n / 4), 4 * n))
 
 
 def nearly_least(
     cost: Callable[[float], float], limit: float, *, low: float, high: float, guess: float, tolerance: float
 ) -> float | None:
-    """An x in [low, high] with cost(x) <= limit, within `tolerance` of it, for a cost that falls with x > 0.
+    """Return a probed x in [low, high] with cost(x) <= limit, within `tolerance` of the limit; None if no x fits.
 
-    What is returned was probed and fits. Where the cost jumps over the tolerance, the least x that was found to fit;
-    where it fits even at `low`, that; None where nothing does.
+    If the cost jumps over the tolerance, the result is the least x that was found to fit. If `low` fits, it is `low`.
+
+    Args:
+        cost: A function that falls with x > 0.
+        limit: The largest affordable cost.
+        low: The smallest x to consider.
+        high: The largest x to consider.
+        guess: The first x to probe.
+        tolerance: Share of the limit that may stay unused.
 
     >>> 8 <= nearly_least(lambda x: 8 / x, 1.0, low=0.1, high=100, guess=3.0, tolerance=1e-3) <= 8.01
     True
@@ -65,7 +78,7 @@ def nearly_least(
     too_little, fits = low, math.inf
     probe, power = min(max(guess, low), high), 1.0
     last: tuple[float, float] | None = None
-    for number in range(_MOST_PROBES):
+    for number in range(_MAX_PROBES):
         value = cost(probe)
         if value <= limit:
             fits = min(fits, probe)
@@ -81,14 +94,14 @@ def nearly_least(
         aim = limit * (1 - tolerance / 2)
         probe *= min(max(value / aim, 1e-9) ** (1 / power), 4.0)
         if number >= _TRUSTED_PROBES or not too_little < probe < fits:
-            # The curve misled: halve the bracket, or go out to its end.
+            # The fitted curve misled: halve the bracket, or go to its end.
             probe = math.sqrt(too_little * fits) if fits < math.inf else high
         probe = min(max(probe, low), high)
     return fits if fits < math.inf else None
 
 
 def _fitted_power(first: tuple[float, float], second: tuple[float, float], *, default: float) -> float:
-    """The p of cost = c·x^−p through two probes, held to what is plausible; `default` where there is no such curve."""
+    """Return the p of cost = c·x^−p through two probes, within a plausible range; `default` if no such curve exists."""
     if not (0 < first[1] < math.inf and 0 < second[1] < math.inf):
         return default
     slope = math.log(first[1] / second[1]) / math.log(second[0] / first[0])

@@ -31,13 +31,13 @@ def plan_view(plan: dict[str, Any]) -> RenderableType:
 
 def question(plan: dict[str, Any]) -> str:
     """Return what the plan was asked for, in one line."""
-    wishes, limited = plan["wishes"], plan["rounds_limited_by"]
+    request, limited = plan["wishes"], plan["rounds_limited_by"]
     rounds = f"{plan['max_rounds']} rounds"
     if limited != "max_rounds":
-        rounds += f" (by the {limited.replace('_', ' ')}, of {wishes['max_rounds']})"
+        rounds += f" (by the {limited.replace('_', ' ')}, of {request['max_rounds']})"
     return (
-        f"ε = {wishes['epsilon']:g}, δ = {wishes['delta']:g}, {wishes['clients']} clients with "
-        f"{wishes['samples']:,} records, {wishes['num_params']:,} parameters, {rounds}"
+        f"ε = {request['epsilon']:g}, δ = {request['delta']:g}, {request['clients']} clients with "
+        f"{request['samples']:,} records, {request['num_params']:,} parameters, {rounds}"
     )
 
 
@@ -79,16 +79,14 @@ def policy_notes(plan: dict[str, Any]) -> list[str]:
 
 def pareto_rows(plan: dict[str, Any]) -> list[list[str]]:
     """Return for each setting that the search kept the text under `PARETO_HEAD`."""
-    return [
-        [
-            f"{row['sample_rate']:g}",
-            f"{row['noise_multiplier']:.4g}",
-            str(row["local_steps"]),
-            f"{row['epochs']:.3g}",
-            f"{row['signal_to_noise']:.3g}",
-        ]
-        for row in plan["pareto"]
-    ]
+    formats = {
+        "sample_rate": "g",
+        "noise_multiplier": ".4g",
+        "local_steps": "",
+        "epochs": ".3g",
+        "signal_to_noise": ".3g",
+    }
+    return [[format(row[key], spec) for key, spec in formats.items()] for row in plan["pareto"]]
 
 
 def same_budget(plan: dict[str, Any]) -> str:
@@ -162,6 +160,5 @@ def _steps_range(row: dict[str, Any]) -> str:
 
 
 def _unused(row: dict[str, Any]) -> str:
-    parts = [f"{row['unused_rounds']} rounds"] if row["unused_rounds"] else []
-    parts += [f"{row['unused_steps']} steps"] if row["unused_steps"] else []
+    parts = [f"{row[f'unused_{what}']} {what}" for what in ("rounds", "steps") if row[f"unused_{what}"]]
     return ", ".join(parts) or "nothing"

@@ -16,6 +16,7 @@ _CAPTIONS = {
     "local_steps": "The planned steps of every round.",
     "epsilon": "After every round, for the client that spent most.",
 }
+_HEADLINE = ("accuracy", "ε spent", "δ", "noise σ", "rounds", "steps")
 _MAX_COLUMNS = 25  # of a heat map, so that it fits on paper
 
 
@@ -64,7 +65,7 @@ def report_page(
         "report.html",
         [*run_charts, *(chart for result in results for chart in result.charts)],
         results=results,
-        headline=_headline(snapshots[0]) if len(snapshots) == 1 else None,
+        headline={name: cells(snapshots[0])[name] for name in _HEADLINE} if len(snapshots) == 1 else None,
         runs=_runs(snapshots) if snapshots else None,
         caveats=[*(caveat for result in results for caveat in result.caveats), *of_runs],
         run_charts=run_charts,
@@ -95,20 +96,18 @@ def caveats(snapshot: RunSnapshot) -> list[str]:
 
 
 def _runs(snapshots: Sequence[RunSnapshot]) -> ResultTable:
-    columns = ("dataset", "method", "policy", "accuracy", "ε spent", "δ", "rounds", "steps", "stopped by", "seconds")
-    rows = [[snapshot.name, *(cells(snapshot)[column] for column in columns)] for snapshot in snapshots]
+    columns = ("method", "policy", "accuracy", "ε spent", "δ", "rounds", "steps", "stopped by", "seconds")
+    rows = [
+        [snapshot.name, shown(snapshot.facts()["dataset"]), *(cells(snapshot)[column] for column in columns)]
+        for snapshot in snapshots
+    ]
     is_covered = all(snapshot.covers_everything for snapshot in snapshots)
     return ResultTable(
         title="Accuracy of the last round on the test set; ε of the client that spent most",
-        head=["run", *columns],
+        head=["run", "data", *columns],
         rows=rows,
         caption="" if is_covered else "(!): ε does not cover all that was used or shown.",
     )
-
-
-def _headline(snapshot: RunSnapshot) -> dict[str, str]:
-    shown = cells(snapshot)
-    return {name: shown[name] for name in ("accuracy", "ε spent", "δ", "noise σ", "rounds", "steps")}
 
 
 def _chart(quantity: str, snapshots: Sequence[RunSnapshot]) -> ResultChart | None:

@@ -1,6 +1,6 @@
-"""Show one run as a table in the terminal. The table itself says so if the guarantee does not hold, and why."""
+"""Show runs as tables in the terminal. A table itself says so if the guarantee does not hold, and why."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, TypeAlias
 
@@ -14,6 +14,7 @@ _SECONDS_PER_MINUTE = 60
 _NO_DECIMALS_FROM = 1e12
 _FEW_DIGITS_BELOW = 1e-3
 _WARNING = "bold red"
+_BORDER = 3  # a line, and a space on both sides of every cell
 _Cell: TypeAlias = Callable[[Mapping[str, Any]], Text]
 
 
@@ -31,6 +32,32 @@ def summary_table(snapshot: RunSnapshot) -> Table:
         for reason in snapshot.uncovered:
             table.add_row(Text("not covered", style=_WARNING), Text(reason))
     return table
+
+
+def comparison(snapshots: Sequence[RunSnapshot], width: int) -> list[Table | Text]:
+    """Return tables of runs side by side, at most `width` characters wide: results and the settings that differ.
+
+    Columns have the names of the runs. If names make the table too wide, columns have numbers and a legend. If that
+    is still too wide, the runs are shown in several tables.
+    """
+    settings, shared = _differing(snapshots)
+    facts = [snapshot.facts() for snapshot in snapshots]
+    rows = {key: [Text(shown(value)) for value in values] for key, values in settings.items()}
+    rows |= {heading: [cell(f) for f in facts] for heading, cell in RESULTS.items()}
+    if not all(snapshot.covers_everything for snapshot in snapshots):
+        no = Text("NO (!)", style=_WARNING)
+        rows["ε covers all"] = [Text("yes") if snapshot.covers_everything else no for snapshot in snapshots]
+    names = [snapshot.name for snapshot in snapshots]
+    parts: list[Table | Text] = []
+    if len(_blocks(rows, names, width)) > 1:
+        parts.append(Text("\n".join(f"run {place}: {name}" for place, name in enumerate(names, 1))))
+        names = [str(place) for place in range(1, len(names) + 1)]
+    parts += [_table(rows, names, block, len(settings)) for block in _blocks(rows, names, width)]
+    if len(snapshots) > 1:
+        count = len(settings)
+        differ = {0: "no setting differs", 1: "1 setting differs"}.get(count, f"{count} settings differ")
+        parts.append(Text(f"{differ}, {shared} are the same (config.toml of each run has all)"))
+    return parts
 
 
 def cells(snapshot: RunSnapshot) -> dict[str, str]:
@@ -66,6 +93,36 @@ def _decimals(value: float, decimals: int, rounding: str) -> str:
     if not abs(value) < _NO_DECIMALS_FROM:  # also for NaN
         return str(value)
     return str(Decimal(str(value)).quantize(Decimal(1).scaleb(-decimals), rounding=rounding))
+
+
+def _differing(snapshots: Sequence[RunSnapshot]) -> tuple[dict[str, list[Any]], int]:
+    """Return the values of the keys that differ (None for a key that a run lacks), and the number of other keys."""
+    configs = [snapshot.effective_settings() for snapshot in snapshots]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    values = {key: [config.get(key) for config in configs] for key in keys}
+    differing = {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+    return differing, len(keys) - len(differing)
+
+
+def _blocks(rows: Mapping[str, Sequence[Text]], names: Sequence[str], width: int) -> list[range]:
+    """Return the runs of each table, as many as fit. A run that is too wide gets a table with folded cells."""
+    first = max(map(len, rows)) + _BORDER + 1
+    blocks, start, room = [], 0, width - first
+    for i, name in enumerate(names):
+        needed = _BORDER + max(len(name), *(len(cells[i].plain) for cells in rows.values()))
+        if needed > room and i > start:
+            blocks.append(range(start, i))
+            start, room = i, width - first
+        room -= needed
+    return [*blocks, range(start, len(names))] if names else []
+
+
+def _table(rows: Mapping[str, Sequence[Text]], names: Sequence[str], block: range, num_settings: int) -> Table:
+    # As Text, because a folder name may look like markup.
+    table = Table(Column("run"), *(Column(Text(names[i]), overflow="fold") for i in block))
+    for place, (heading, cells) in enumerate(rows.items(), 1):
+        table.add_row(Text(heading), *(cells[i] for i in block), end_section=place == num_settings)
+    return table
 
 
 def _plain(key: str) -> _Cell:
@@ -109,11 +166,6 @@ def _rounds(facts: Mapping[str, Any]) -> Text:
     return found if facts.get("statistics_noise") is None else found.append(", and 2 for statistics")
 
 
-def _best_round(facts: Mapping[str, Any]) -> Text:
-    best = facts["best_round"]
-    return Text(UNKNOWN if best is None else str(best + 1))  # people count from 1
-
-
 def _stop_reason(facts: Mapping[str, Any]) -> Text:
     reason = facts["stop_reason"] or (UNKNOWN if facts["finished"] else "running or interrupted")
     return Text(str(reason).replace("_", " "))
@@ -150,7 +202,7 @@ RESULTS: dict[str, _Cell] = {
     "rounds": _rounds,
     "accuracy": _accuracy("accuracy"),
     "best accuracy": _accuracy("best_accuracy"),
-    "best in round": _best_round,
+    "best in round": lambda facts: Text(str(facts["best_round"] + 1) if facts["best_round"] is not None else UNKNOWN),
     "stopped by": _stop_reason,
     "seconds": _seconds,
 }

@@ -17,7 +17,7 @@ from alidpfl.types import OnProgress
 def load_data(config: Config, on_progress: OnProgress | None = None) -> Dataset:
     """Load the configured data set."""
     data = config.data
-    options: dict[str, Any] = dict(data.options)
+    options: dict[str, Any] = dict(data.loader_options)
     if data.name == "synthetic":
         options |= {"clients": data.clients, "alpha": data.alpha, "beta": data.beta}
     elif data.name == "npz" and data.num_classes is not None:

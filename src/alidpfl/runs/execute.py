@@ -283,6 +283,8 @@ def _identity(config: Config, prepared: Prepared) -> dict[str, Any]:
         for key, value in table.items()
         if f"{section}.{key}" not in _FREE_TO_CHANGE
     }
+    if "model.learned" in settings:  # the hash decides: the file may move
+        settings["model.learned"] = [text.rpartition("#")[2] for text in settings["model.learned"]]
     statistics = _digests(prepared.statistics)
     return {**settings, **statistics, "noise_multiplier": prepared.noise_multiplier, "clients": prepared.clients}
 

@@ -11,10 +11,11 @@ from alidpfl.config.schema import STATISTICS, STATISTICS_SETTINGS, Config, DataS
 from alidpfl.data import Dataset
 from alidpfl.data.partition import small_clients
 from alidpfl.errors import ConfigError
-from alidpfl.federation.federation import Federation, make_ledger
+from alidpfl.federation.loop import Federation
+from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import FederationSettings
-from alidpfl.methods import Method, make_method
+from alidpfl.methods import Method, check_method_options, make_method
 from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
 from alidpfl.privacy import GaussianRelease, Ledger, noise_multiplier_for
@@ -246,6 +247,7 @@ def _make_policy(config: Config) -> Policy:
 
 def _make_method(config: Config, noise_multiplier: float) -> Method:
     section = config.method
+    check_method_options(section.name, section.options)  # before they meet C and σ as arguments
     method = make_method(
         section.name, clip_norm=section.clip_norm, noise_multiplier=noise_multiplier, **section.options
     )

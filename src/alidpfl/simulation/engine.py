@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import cross_entropy
 from alidpfl.errors import ConfigError
 from alidpfl.federation.client import check_grid
-from alidpfl.federation.federation import Federation
+from alidpfl.federation.loop import Federation
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Engine, Evaluation, FederationSettings, Part
 from alidpfl.federation.tensors import num_params, steady_arithmetic, trained
@@ -202,7 +202,7 @@ def simulate(
         DataError: records that the model cannot be trained on.
     """
     if noise == "grid":
-        first = method.numbers(method.start(), 0)
+        first = method.clip_and_noise(method.start(), 0)
         check_grid(method.release, first.noise_multiplier, num_params(trained(model)))
     engine: Engine = Simulation(
         model=model,

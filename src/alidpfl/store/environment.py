@@ -21,7 +21,7 @@ def describe_environment(*, seed: int | None) -> dict[str, Any]:
     from alidpfl.dpsgd import native
 
     versions = {"alidpfl": __version__, "python": platform.python_version()}
-    versions |= {name: _version(name) for name in _PACKAGES}
+    versions |= {name: metadata.version(name) for name in _PACKAGES}
     return {
         "versions": versions,
         "git": _git_state(Path(__file__).parents[3]),
@@ -32,13 +32,6 @@ def describe_environment(*, seed: int | None) -> dict[str, Any]:
         "native_kernel": native.instruction_set(),
         "seed": seed,
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _git_state(root: Path) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 import warnings
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from alidpfl.errors import ConfigError
@@ -42,9 +41,7 @@ class TensorBoardWriter:
     def __enter__(self) -> "TensorBoardWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

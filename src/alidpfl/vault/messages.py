@@ -306,8 +306,6 @@ def _decoded(content: bytes, kind: type[_Kind]) -> tuple[_Kind, Weights]:
 
 
 def _explained(error: ValidationError) -> str:
-    problems = []
-    for problem in error.errors()[:3]:
-        key = ".".join(str(part) for part in problem["loc"]) or "the message"
-        problems.append(f"{key[:60]}: {problem['msg']}")
+    keyed = [(".".join(map(str, problem["loc"])) or "the message", problem["msg"]) for problem in error.errors()[:3]]
+    problems = [f"{key[:60]}: {text}" for key, text in keyed]
     return "; ".join(problems)[:_LONGEST_PROBLEM]

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 
 from alidpfl.config.wording import refused, shortened, shown, together
 from alidpfl.errors import ConfigError
-from alidpfl.store.files import disk_errors
-from alidpfl.store.files import to_toml
+from alidpfl.store.files import disk_errors, to_toml
 from alidpfl.types import UNACCOUNTED_SIGNALS, AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultModel
 from alidpfl.vault.messages import RoundRequest
 from alidpfl.vault.refusals import RefusalCode, refusal
@@ -110,7 +108,7 @@ class Policy(_Section):
     )
     noise: NoiseKind = Field(
         "gaussian",
-        description="`grid`: [exact to the last bit](../explanation/floating-point.md), and slower, at no greater cost in ε.",
+        description="`grid` is [exact to the last bit](../explanation/floating-point.md), slower, and costs no more ε.",
     )
     seed: int | None = Field(
         None,
@@ -180,16 +178,12 @@ def _explained(problem: Any, values: dict[str, Any], called: Callable[[str], str
     if problem["type"] == "value_error":  # raised by a validator above, about several settings
         return str(problem["msg"]).removeprefix("Value error, ")
     field, value = Policy.model_fields[path[0]], values[path[0]]
-    if not _is_section(field):
+    section = field.annotation
+    if not (isinstance(section, type) and issubclass(section, _Section)):
         return refused(problem, called(path[0]), value, field)
     if len(path) == 1:
         return f"{key}={shown(value)} must be a section: write [{key}] and its keys below"
-    inner: Any = field.annotation
-    return refused(problem, called(f"{path[0]}.{path[1]}"), value[path[1]], inner.model_fields[path[1]])
-
-
-def _is_section(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, _Section)
+    return refused(problem, called(f"{path[0]}.{path[1]}"), value[path[1]], section.model_fields[path[1]])
 
 
 def check_plan(request: RoundRequest, policy: Policy) -> None:

@@ -22,6 +22,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -52,34 +53,20 @@ class Trainer(Protocol):
         """Prepare the request's loss without touching the records."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Vault:
     """Serves the rounds of one data set, one at a time."""
 
-    def __init__(
-        self,
-        *,
-        policy: Policy,
-        enrolment: Enrolment,
-        ledger: Ledger,
-        answers: AnswerStore,
-        refusals: RefusalLog,
-        trainer: Trainer,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """Tie the parts together.
-
-        Args:
-            policy: the owner's policy.
-            enrolment: what was fixed when the ledger began.
-            ledger: the open ledger. The caller holds its lock.
-            answers: the stored answers.
-            refusals: the log of refusals.
-            trainer: trains on the records.
-            clock: returns seconds since 1970, for the ledger's lines.
-        """
-        self.policy, self.enrolment, self.ledger, self.refusals = policy, enrolment, ledger, refusals
-        self._answers, self._trainer, self._clock = answers, trainer, clock
-        self._turn = threading.Lock()
+    policy: Policy
+    enrolment: Enrolment
+    ledger: Ledger
+    """The open ledger. The caller holds its lock."""
+    answers: AnswerStore
+    refusals: RefusalLog
+    trainer: Trainer
+    clock: Callable[[], float] = time.time
+    """Returns seconds since 1970, for the ledger's lines."""
+    _turn: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
     def most_bytes(self) -> int:
@@ -112,14 +99,14 @@ class Vault:
         affordable = self.ledger.book.account.affordable(rate, request.noise_multiplier)
         steps = granted_steps(request, self.policy, affordable)
         job = self._ready(request)
-        self._answers.take_room(4 * self.enrolment.num_params + _ANSWER_OVERHEAD)
+        self.answers.take_room(4 * self.enrolment.num_params + _ANSWER_OVERHEAD)
         number = self.ledger.reserve(self._reservation(request, steps, digest, rate))
         update = _withheld(job, messages.flat(weights, self.enrolment.shapes), request.plan(steps))
         return self._released(number, self._encoded(request, steps, digest, update, rate))
 
     def _ready(self, request: RoundRequest) -> Job:
         try:
-            return self._trainer.job(request)
+            return self.trainer.job(request)
         except (ConfigError, UnsupportedModelError) as error:  # no record was read, and nothing is charged
             raise refusal(RefusalCode.POLICY, str(error)) from None
         except DataError:  # its text may quote torch, and we cannot vouch for that
@@ -130,7 +117,7 @@ class Vault:
 
     def _reservation(self, request: RoundRequest, steps: int, digest: str, rate: float) -> Reservation:
         return Reservation(
-            time=int(self._clock()),
+            time=int(self.clock()),
             run=request.run,
             round=request.round,
             units=1 if request.release == "update" else steps,
@@ -156,9 +143,9 @@ class Vault:
         )
 
     def _released(self, number: int, content: bytes) -> bytes:
-        self._answers.store(number, content)
+        self.answers.store(number, content)
         self._note_release(number, content)
-        self._answers.prune(self.policy.service.keep_answers)
+        self.answers.prune(self.policy.service.keep_answers)
         return content
 
     def _note_release(self, number: int, content: bytes) -> None:
@@ -180,7 +167,7 @@ class Vault:
                 f"round={book.reservations[number].round} of this run was asked for with other weights or another "
                 "plan; a round is trained once",
             )
-        content, expected = self._answers.load(number), book.answers.get(number)
+        content, expected = self.answers.load(number), book.answers.get(number)
         if expected is None:  # the vault was killed before it wrote RELEASED
             return self._released_late(number, digest, content)
         if content is None:

@@ -72,8 +72,8 @@ class _Impatient(H11Protocol):
 class Service:
     """A vault behind /v1/info and /v1/train. One thread trains; the event loop only moves bytes.
 
-    There is no route for the status. It tells what other runs spent, which only the owner may know, and all code that
-    is submitted to the node can reach this socket.
+    There is no route for the status: only the owner may know what other runs spent, and all code that is submitted to
+    the node can reach this socket.
     """
 
     def __init__(self, vault: Vault) -> None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from alidpfl.dpsgd import RandomStream
+from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import DataError
 from alidpfl.federation.client import ClientData, LocalTrainer, check_grid
 from alidpfl.federation.tensors import num_params, trained
@@ -57,7 +57,9 @@ class RecordTrainer:
             check_grid(request.release, request.noise_multiplier, num_params(trained(self._model)))
         key = "plain" if request.method != "pe_dpfl" else str(sorted(options.items()))
         if key not in self._trainers:
-            trainer = LocalTrainer(method.objective(copy.deepcopy(self._model).train()), noise=self._noise)
+            trainer = LocalTrainer(
+                method.objective(copy.deepcopy(self._model).train(), cross_entropy), noise=self._noise
+            )
             trainer.rehearse(self._data)
             self._trainers[key] = trainer
         self._trainers.move_to_end(key)

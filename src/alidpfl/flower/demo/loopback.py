@@ -1,4 +1,4 @@
-"""A whole deployment on one machine: SuperLink, SuperNodes, vaults, each in a process. For trying out and tests."""
+"""A deployment on one machine, for trials and tests: SuperLink, SuperNodes and vaults, each in its own process."""
 
 import os
 import signal
@@ -6,53 +6,54 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+
+import psutil
 
 from alidpfl.errors import AliDpflError
 from alidpfl.flower.demo.certificates import AUTHORITY, CERTIFICATE, KEY, make_certificates
-from alidpfl.flower.demo.processes import Process, descendants
 from alidpfl.vault.folder import SOCKET
 
 CONNECTION = "loopback"
-ENVIRONMENT = {
+
+# Flower reports nothing, looks nothing up, installs nothing, and looks for work often.
+_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
 }
-"""Nothing is reported, looked up or installed, and a process that waits for work looks for it often."""
-
+_ALIDPFL = (sys.executable, "-c", "from alidpfl.cli import main; main()")
 _HOST = "127.0.0.1"
-_SECONDS_TO_START = 120.0
-_SECONDS_TO_STOP = 5.0
-_POLL = 0.1
+_SECONDS_TO_START, _SECONDS_TO_STOP, _POLL = 120.0, 5.0, 0.1
 
 
 class LoopbackError(AliDpflError):
-    """A process did not do what it was started for; its log is named."""
+    """A process failed; the text names its log."""
 
 
 class Loopback:
-    """Starts processes and ends every one that it started. A context manager."""
+    """Starts processes. A context manager: leaving it ends every process that it started."""
 
     def __init__(self, folder: Path, *, nodes: int = 3, insecure: bool = False, simulation: bool = False) -> None:
-        """Nothing is started yet. `folder` gets keys, logs and Flower's own state; `insecure`: no TLS, no keys."""
+        """Choose a port and paths; nothing is started yet.
+
+        Args:
+            folder: gets keys, logs and Flower's own state.
+            nodes: number of nodes that get a key.
+            insecure: use no TLS and no node keys.
+            simulation: start Flower's simulator in the SuperLink.
+        """
         self.folder, self.nodes = folder.absolute(), nodes
         self._insecure, self._simulation = insecure or simulation, simulation
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.port = free_port()
         self.keys, self._home = self.folder / "keys", self.folder / "flwr"
-        bin_folder = str(Path(sys.executable).parent)
-        self.environment = {
-            **os.environ,
-            **ENVIRONMENT,
-            "FLWR_HOME": str(self._home),
-            "PATH": os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)]),
-        }
+        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        self.environment = {**os.environ, **_ENVIRONMENT, "FLWR_HOME": str(self._home), "PATH": programs}
 
     def __enter__(self) -> "Loopback":
         self._home.mkdir(parents=True)
@@ -64,87 +65,77 @@ class Loopback:
         (self._home / "config.toml").write_text(address + trust, encoding="utf-8")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
     def address(self) -> str:
-        """Of the SuperLink."""
+        """Address of the SuperLink."""
         return f"{_HOST}:{self.port}"
 
-    # ------------------------------------------------------------------------------------------------- processes
-
-    def start(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> int:
-        """Run a command in a process group of its own, with its output in `name`.log; its pid."""
+    def start(self, name: str, command: Sequence[str | Path]) -> None:
+        """Run a command in its own process group, with its output in `name`.log."""
         with open(self.log(name), "ab") as log:
             self._processes[name] = subprocess.Popen(  # noqa: S603 - our own commands
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self.environment, **(environment or {})},
+                env=self.environment,
                 cwd=self.folder,
                 start_new_session=True,
             )
-        return self._processes[name].pid
 
     def log(self, name: str) -> Path:
-        """Where a process writes."""
+        """Return the log file of a process."""
         return self.folder / f"{name}.log"
 
     def is_running(self, name: str) -> bool:
-        """True until the process has ended."""
+        """Return whether the process has not ended yet."""
         return name in self._processes and self._processes[name].poll() is None
 
-    def pid(self, name: str) -> int:
-        """Of a process that was started."""
-        return self._processes[name].pid
-
     def kill(self, name: str) -> None:
-        """By SIGKILL, the process and what it started."""
+        """Kill a process and its descendants by SIGKILL."""
         self._end(self._processes.pop(name), signal.SIGKILL)
 
-    def below(self, name: str) -> list[Process]:
-        """What a process started, and what that started."""
-        return descendants(self._processes[name].pid)
+    def below(self, name: str) -> list[psutil.Process]:
+        """Return the descendants of a process."""
+        return _descendants(self._processes[name].pid)
 
     def stop(self) -> None:
-        """End all that were started, the last one first."""
+        """End all processes, the last one first."""
         below = [process for name in self._processes for process in self.below(name)]
         for running in reversed(self._processes.values()):
             _signal(running, signal.SIGTERM)
         while self._processes:
             self._end(self._processes.popitem()[1], None)
-        for process in below:
-            process.kill()
+        _kill(below)
 
     def _end(self, process: subprocess.Popen[bytes], number: signal.Signals | None) -> None:
-        below = descendants(process.pid)  # some have groups of their own, and notice only later that it is gone
+        below = _descendants(process.pid)  # some have their own groups, and notice its end only later
         if number is not None:
             _signal(process, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_SECONDS_TO_STOP)
         _signal(process, signal.SIGKILL)
         process.wait()
-        for left in below:
-            left.kill()
+        _kill(below)
 
     def wait_until(self, name: str, is_ready: Callable[[], bool], seconds: float = _SECONDS_TO_START) -> None:
-        """Until the process is ready; an error with the end of its log if it dies or takes too long."""
+        """Wait until a process is ready. Raise LoopbackError if it ends before, or takes too long."""
         end = time.monotonic() + seconds
         while not is_ready():
             has_ended = not self.is_running(name)
             if (has_ended and not is_ready()) or time.monotonic() > end:
-                what = "has ended" if has_ended else "takes too long"
-                raise LoopbackError(f"{name} {what}; the end of {self.log(name)}:\n{tail(self.log(name))}")
+                raise self.failure(name, "has ended" if has_ended else "takes too long")
             time.sleep(_POLL)
 
-    # ---------------------------------------------------------------------------------------------------- roles
+    def failure(self, name: str, what: str) -> LoopbackError:
+        """Return the error for a process, with the end of its log."""
+        return LoopbackError(f"{name} {what}; the end of {self.log(name)}:\n{tail(self.log(name))}")
 
     def start_superlink(self) -> None:
-        """With TLS, where nodes are known by their keys, unless it was to be insecure."""
+        """Start the SuperLink, with TLS and node keys unless the deployment is insecure."""
         keys = self.keys
         tls = ["--ssl-ca-certfile", keys / AUTHORITY, "--ssl-certfile", keys / CERTIFICATE, "--ssl-keyfile", keys / KEY]
         trust = ["--insecure"] if self._insecure else [*tls, "--enable-supernode-auth"]
@@ -154,27 +145,22 @@ class Loopback:
         self.wait_until("superlink", lambda: accepts(self.port))
 
     def register_nodes(self) -> None:
-        """Tell the SuperLink the nodes' public keys."""
+        """Register the nodes' public keys with the SuperLink."""
         for number in range(1, self.nodes + 1):
             self.flwr("supernode", "register", self.keys / f"node_{number}.pub", CONNECTION)
 
     def vault_folder(self, client: int) -> Path:
-        """Where a client's vault is enrolled."""
+        """Return the folder of a client's vault."""
         return self.folder / f"vault-{client}"
 
     def start_vault(self, client: int) -> None:
-        """Serve the vault in `vault_folder`, which must be enrolled; it needs a while to load."""
-        folder = self.vault_folder(client)
-        self.start(f"serve-{client}", [*_alidpfl(), "vault", "serve", "--dir", folder])
-
-    def wait_for_vault(self, client: int) -> None:
-        """Until it answers."""
-        self.wait_until(f"serve-{client}", lambda: _listens(self.vault_folder(client) / SOCKET))
+        """Start to serve the vault in `vault_folder`, which must be enrolled. It takes a while to load."""
+        self.start(f"serve-{client}", [*_ALIDPFL, "vault", "serve", "--dir", self.vault_folder(client)])
 
     def start_node(
         self, client: int, *, trust: Sequence[str | Path] | None = None, superlink: str | None = None
     ) -> None:
-        """A SuperNode in front of a client's vault; it calls the SuperLink, or what stands at another address."""
+        """Start a SuperNode for a client's vault. It calls the SuperLink, or another address."""
         tls = ["--root-certificates", self.keys / AUTHORITY]
         safe = [*tls, "--auth-supernode-private-key", self.keys / f"node_{client + 1}"]
         settings = f'partition-id={client} vault-socket="{self.vault_folder(client) / SOCKET}"'
@@ -182,18 +168,16 @@ class Loopback:
         how = trust if trust is not None else (["--insecure"] if self._insecure else safe)
         self.start(f"node-{client}", [*command, *how, "--node-config", settings])
 
-    # ------------------------------------------------------------------------------------------------ commands
-
     def alidpfl(self, *arguments: str | Path) -> str:
-        """Output of our own command."""
-        return self._output([*_alidpfl(), *arguments])
+        """Return the output of our own command."""
+        return self._output([*_ALIDPFL, *arguments])
 
     def flwr(self, *arguments: str | Path) -> str:
-        """Output of Flower's command."""
+        """Return the output of Flower's command."""
         return self._output(["flwr", *arguments])
 
     def submit(self, app: Path) -> None:
-        """Start a run, and follow its log as the process "run"; one that is followed already goes on by itself."""
+        """Submit a run, and follow its log as the process "run". A run that was followed before goes on by itself."""
         if "run" in self._processes:
             self.kill("run")
         size = ["--federation-config", f"num-supernodes={self.nodes}"] if self._simulation else []
@@ -211,32 +195,38 @@ class Loopback:
 
 
 def tail(path: Path, num_bytes: int = 2000) -> str:
-    """The end of a log."""
+    """Return the end of a log."""
     return path.read_bytes()[-num_bytes:].decode(errors="replace") if path.exists() else ""
 
 
-def _alidpfl() -> list[str]:
-    return [sys.executable, "-c", "from alidpfl.cli import main; main()"]
-
-
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # the group is gone
+    with suppress(ProcessLookupError):  # the group has ended
         os.killpg(process.pid, number)
 
 
+def _descendants(pid: int) -> list[psutil.Process]:
+    """Return children, their children, and so on, also those in their own sessions."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    """Kill processes by SIGKILL. psutil skips a pid that another process has by now."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def free_port() -> int:
-    """A port of this machine that nobody listens on at the moment."""
+    """Return a port of this machine that is free now."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens there."""
+    """Return whether a process listens on a port of this machine."""
     with socket.socket() as probe:
         return probe.connect_ex((_HOST, port)) == 0
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0

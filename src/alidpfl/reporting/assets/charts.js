@@ -1,13 +1,13 @@
-// Line charts without a library: one <div class="plot" data-chart="..."> each, drawn from the page's own JSON.
+// Line charts without a library. Each <div class="plot" data-chart="..."> is drawn from the page's own JSON.
 // chart = {label, x, y, logX, logY, series: [{name, points: [[x, y, note?]], marks: [[x, y, text]], dots, place}], limit: {y, text}}
-// `place` gives a line's colour, if not its place in the list: so that a method looks the same in two drawings.
-// Each takes two stops of the Tab key: its lines to show and hide, and itself, in which the arrow keys go from point to point.
+// `place` sets the colour of a line, so that a method looks the same in two charts. The default is its place in the list.
+// A chart takes two stops of the Tab key: the legend, to show and hide lines, and the plot, where arrow keys move between points.
 "use strict";
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const KEYS = "← → along a line, Page Up and Down in leaps, ↑ ↓ between lines, Home and End to its ends, Escape leaves";
+  const KEYS = "← → move along a line, Page Up and Page Down jump, ↑ ↓ change lines, Home and End go to the ends, Escape leaves";
   const SIZE = {width: 720, height: 340, left: 58, right: 16, top: 16, bottom: 44};
-  // One unit is one pixel, so that text keeps its size on a phone.
+  // One unit is one pixel, so that text stays readable on a phone.
   const fit = (holder) => {
     SIZE.width = Math.max(280, holder.clientWidth);
     SIZE.height = Math.max(240, Math.min(360, 0.6 * SIZE.width));
@@ -22,15 +22,15 @@
   };
   const html = (name, properties) => Object.assign(document.createElement(name), properties);
   const numbered = (series, number) => ({...series, number: series.place ?? number});
-  const COLORS = 6;  // from the seventh series on the same again, dashed, then dotted
+  const COLORS = 6;  // later series use the same colours, dashed, then dotted
   const color = (number) => `var(--series-${(number % COLORS) + 1})`;
   const stroke = (number) => Math.floor(number / COLORS) % 3;
   const DASHES = ["none", "7 5", "2 4"], BORDERS = ["solid", "dashed", "dotted"];
-  const MOST_DOTS = 300;  // of a line: more only hide it
+  const MOST_DOTS = 300;  // more dots would hide the line
   const shown = (value) => {
     const size = Math.abs(value);
     if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(1);
-    // Rounds are told exactly: 12,345 is not 12,350.
+    // Whole numbers, such as rounds, are not rounded.
     return (Number.isInteger(value) ? value : Number(value.toPrecision(4))).toLocaleString("en");
   };
 
@@ -51,8 +51,8 @@
   }
   function scale(values, log, from, to) {
     let low = Infinity, high = -Infinity;
-    for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }  // as arguments they may be too many
-    // From zero, unless that would leave half of the picture empty: accuracies of 85 to 92 are told apart from 85 on.
+    for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }  // Math.min(...values) fails for very many values
+    // The axis starts at zero, unless that leaves half of the chart empty, as for accuracies of 85 to 92.
     if (!log && low < high / 2) low = Math.min(0, low);
     if (low === high) { low = log ? low / 2 : low - 1; high = log ? high * 2 : high + 1; }
     const of = log ? Math.log : (value) => value;
@@ -60,7 +60,7 @@
     return {place, ticks: log ? logTicks(low, high) : linearTicks(low, high)};
   }
 
-  // Gives the lines that are seen, and how to point at one of their points; null where there is none.
+  // Returns the visible lines and how to point at one of their points; null if no line is visible.
   function draw(holder, chart, hiddenNames) {
     fit(holder);
     const visible = chart.series.map(numbered)
@@ -68,7 +68,7 @@
     const points = visible.flatMap((series) => series.points);
     holder.replaceChildren();
     const svg = element("svg", {viewBox: `0 0 ${SIZE.width} ${SIZE.height}`, role: "img", "aria-label": chart.label}, holder);
-    if (!points.length) { element("text", {x: SIZE.left, y: 40}, svg, "nothing to show: choose a line above"); return null; }
+    if (!points.length) { element("text", {x: SIZE.left, y: 40}, svg, "no line is shown: choose one above"); return null; }
     const ys = points.map((point) => point[1]).concat(chart.limit ? [chart.limit.y] : []);
     const x = scale(points.map((point) => point[0]), chart.logX, SIZE.left, SIZE.width - SIZE.right);
     const y = scale(ys, chart.logY, SIZE.height - SIZE.bottom, SIZE.top);
@@ -104,14 +104,14 @@
         element("circle", {cx: x.place(point[0]), cy: y.place(point[1]), r: 3.5, fill: color(series.number)}, svg);
     for (const [markX, markY, text] of series.marks || []) {
       element("circle", {cx: x.place(markX), cy: y.place(markY), r: 6, fill: color(series.number), "data-mark": text}, svg);
-      // One line lower for each series: marks of neighbours must not write over one another.
+      // The text is one line lower for each series, so that marks do not overlap.
       const below = Math.min(y.place(markY) + 20 + 14 * series.number, SIZE.height - SIZE.bottom - 4);
-      const isLast = x.place(markX) > SIZE.width - 60;  // its text would run out of the picture
+      const isLast = x.place(markX) > SIZE.width - 60;  // its text would leave the chart
       element("text", {x: x.place(markX), y: below, "text-anchor": isLast ? "end" : "middle", class: "mark"}, svg, text);
     }
   }
 
-  // The same for the pointer and for keys: a dot on the point, its values beside it; gives them as text.
+  // Pointer and keys both show a dot on the point and its values beside it. `show` returns the values as text.
   function pointing(holder, svg, chart, x, y) {
     const {width, height} = SIZE;
     const tip = html("div", {className: "tip", hidden: true});
@@ -147,7 +147,7 @@
   }
 
   const kept = (value, last) => Math.min(Math.max(value, 0), last);
-  // Where a key leads from `at`, {line, point}; null stands for nowhere yet. Undefined if it is no key of ours.
+  // Returns where a key leads from `at`, {line, point} or null; undefined for other keys.
   function next(visible, at, key) {
     const from = at || {line: 0, point: 0}, points = visible[from.line].points, last = points.length - 1;
     const leap = Math.max(2, Math.round(last / 10)), first = at ? 1 : 0;
@@ -192,17 +192,17 @@
 
   function swatch(series) {
     const made = html("span", {className: "swatch"});
-    made.style.borderTop = `0.25rem ${BORDERS[stroke(series.number)]} ${color(series.number)}`;  // print leaves backgrounds out
+    made.style.borderTop = `0.25rem ${BORDERS[stroke(series.number)]} ${color(series.number)}`;  // printers leave backgrounds out
     return made;
   }
-  // A line alone: there is nothing to choose, but a name to tell.
+  // A single line has a name, but nothing to choose.
   function name(figure, holder, chart) {
     const bar = html("div", {className: "legend"}), alone = html("span", {className: "alone"});
     alone.append(swatch(numbered(chart.series[0], 0)), chart.series[0].name);
     bar.appendChild(alone);
     figure.insertBefore(bar, holder);
   }
-  // The lines by colour and name, to show and to hide: one stop of the Tab key, arrow keys within.
+  // The legend shows and hides lines. It is one stop of the Tab key; arrow keys move within it.
   function legend(figure, holder, chart, hiddenNames, redraw) {
     const bar = html("div", {className: "legend"});
     bar.setAttribute("role", "toolbar");

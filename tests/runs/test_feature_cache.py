@@ -1,4 +1,4 @@
-"""Features on disk: the same values, one file for each set of images, and never in the way."""
+"""The cache of features: the same values, one file for each set of images, and no errors of its own."""
 
 import os
 import resource
@@ -22,7 +22,7 @@ def images():
 
 @pytest.fixture
 def computed(monkeypatch):
-    """How many times features were computed."""
+    """Count how many times features are computed."""
     calls = []
     compute = FeatureMap.compute
     monkeypatch.setattr(FeatureMap, "compute", lambda *args: calls.append(1) or compute(*args))
@@ -103,7 +103,7 @@ def test_a_damaged_file_is_computed_anew(tmp_path, images, computed, harm):
 
 @pytest.mark.parametrize("room", [0, 100, 4000])
 def test_a_full_disk_costs_only_time(tmp_path, images, room):
-    """A limit on the size of files is met in the middle of writing, as the end of a disk is."""
+    """A limit on the size of files fails in the middle of a write, like a full disk."""
     expected = MAP.compute(images)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))

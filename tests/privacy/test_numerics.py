@@ -7,8 +7,8 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from alidpfl.privacy import ACCOUNTANTS, ORDERS, GaussianRelease, SampledGaussian, epsilon
-from alidpfl.privacy.accountants import rdp_of_step
+from alidpfl.privacy import ACCOUNTANTS, GaussianRelease, SampledGaussian, epsilon
+from alidpfl.privacy.accountants import ORDERS, rdp_of_step
 
 ALMOST_ONE = math.nextafter(1.0, 0.0)  # takes the sampled path, though nothing is left out
 

@@ -1,4 +1,4 @@
-"""Reading the report page: by keys, aloud, on paper, in the dark, on a phone and without scripts."""
+"""Reading a page: by keyboard, screen reader, on paper, in dark mode, on a phone and without scripts."""
 
 import dataclasses
 import json
@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from html import unescape
 
 import pytest
-from reproduction.grid import cells, load_grid
-from reproduction.report import results_report
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from alidpfl.reporting import RunSnapshot
 from alidpfl.reporting.report_page import ResultReport, ResultTable, Split, report_page
+from reproduction.grid import cells, load_grid
+from reproduction.report import results_report
 from tests.reproduction.made import made_result
 
 A4_WIDTH = 671
@@ -41,7 +41,7 @@ def seen_as(browser, width, *, media="screen", scheme="light"):
 
 
 def cut_off(browser):
-    """Tables of which a part is beyond the paper's edge."""
+    """Return the tables that are wider than the paper."""
     return browser.execute_script(
         """document.querySelectorAll('details').forEach(details => { details.open = true })
         return [...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)
@@ -59,9 +59,9 @@ def test_on_paper_wide_tables_and_long_words_are_not_cut_off_either(browser, tmp
     words = ["/a/folder/" + "x" * 200, *(f"fedavg_dp:tau={number}" for number in range(14))]
     many = ResultTable(title="many", caption="", head=words, rows=[words, ["86.93 (n = 1), paper 91.24"] * 15])
     few = ResultTable(title="few", caption="", head=words[:2], rows=[["paths", words[0] * 3]])
-    told = ResultReport(summary=few, caveats=[], tables=[many], charts=[])
+    results = ResultReport(summary=few, caveats=[], tables=[many], charts=[])
     path = tmp_path / "wide.html"
-    path.write_text(report_page([], [Split(title="split", counts=[[6000] * 100] * 3)], [told]))
+    path.write_text(report_page([], [Split(title="split", counts=[[6000] * 100] * 3)], [results]))
     browser.get(path.as_uri())
     with seen_as(browser, A4_WIDTH, media="print"):
         assert cut_off(browser) == []
@@ -96,7 +96,7 @@ def test_a_line_alone_is_named_too(browser, runs, tmp_path):
 
 
 def tabbed(browser):
-    """Every element that the Tab key reaches, in its order."""
+    """Return every element that the Tab key reaches, in order."""
     browser.execute_script("document.activeElement.blur(); window.scrollTo(0, 0); window.reached = []")
     script = """const here = document.activeElement;
         if (here === document.body || window.reached.includes(here)) return false;
@@ -204,8 +204,8 @@ def test_every_drawing_has_its_figures_as_a_table_without_scripts(report):
         head, body = [unescape(cell) for cell in rows[0]], {row[0]: row[1:] for row in rows[1:]}
         assert head == [chart["x"], *(series["name"] for series in chart["series"])]
         for column, series in enumerate(chart["series"]):
-            told = {float(x): float(row[column]) for x, row in body.items() if row[column] != "-"}
-            assert told == pytest.approx({x: y for x, y, *_ in series["points"]}, rel=1e-5)
+            listed = {float(x): float(row[column]) for x, row in body.items() if row[column] != "-"}
+            assert listed == pytest.approx({x: y for x, y, *_ in series["points"]}, rel=1e-5)
 
 
 def test_long_runs_are_drawn(browser, runs, tmp_path):

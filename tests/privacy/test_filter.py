@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from alidpfl.errors import BudgetExceededError
-from alidpfl.privacy import ORDERS, GaussianRelease, PrivacyBudget, RdpFilter, SampledGaussian, epsilon, max_steps
+from alidpfl.privacy import GaussianRelease, PrivacyBudget, RdpFilter, SampledGaussian, epsilon, max_steps
+from alidpfl.privacy.accountants import ORDERS
 
 BUDGET = PrivacyBudget(epsilon=2.0, delta=1e-5)
 PLAN = {"sample_rate": 0.015, "noise_multiplier": 1.1}
@@ -42,7 +43,7 @@ def test_charging_one_by_one_ends_exactly_at_the_affordable_count():
         state = state.charge(SampledGaussian(**PLAN))
     assert state.affordable_steps(**PLAN) == 0
     assert state.epsilon_spent <= BUDGET.epsilon
-    with pytest.raises(BudgetExceededError, match=r"would spend epsilon=2\.00.* of epsilon=2 .*charge fewer steps"):
+    with pytest.raises(BudgetExceededError, match=r"epsilon=2\.00\d+ of epsilon=2 "):
         state.charge(SampledGaussian(**PLAN))
 
 
@@ -96,5 +97,5 @@ def test_why_the_order_is_fixed():
 
 
 def test_a_plan_beyond_the_budget_is_refused():
-    with pytest.raises(BudgetExceededError, match=r"epsilon=0\.1 .* does not pay for one step .* raise epsilon"):
+    with pytest.raises(BudgetExceededError, match=r"epsilon=0\.1 .*sample_rate=0\.015, noise_multiplier=1\.1"):
         RdpFilter.for_plan(PrivacyBudget(epsilon=0.1, delta=1e-5), **PLAN)

@@ -1,6 +1,8 @@
+"""TOML is read back with the same values and types."""
+
 import math
 import tomllib
-from datetime import date
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -34,11 +36,11 @@ def test_what_is_written_is_read_back(config):
     assert identical(tomllib.loads(to_toml(config)), config)
 
 
-def test_the_text_is_for_people():
-    config = {"data": {"name": "mnist", "clients": 10}, "method": {"rates": (0.5, 1e-5), "deep": {"on": True}}, "n": 1}
-    assert to_toml(config) == (
-        'n = 1\n\n[data]\nname = "mnist"\nclients = 10\n\n[method]\nrates = [0.5, 1e-05]\n\n[method.deep]\non = true\n'
-    )
+def test_numbers_keep_their_type_and_value():
+    config = {"rates": (0.5, 1e-5, 1e16, 1.0, -0.0), "counts": [1, 10**18], "deep": {"on": True, "name": "μ"}, "n": 1}
+    read = tomllib.loads(to_toml(config))
+    assert identical(read, {**config, "rates": list(config["rates"])})
+    assert str(read["rates"][-1]) == "-0.0"
 
 
 def test_none_is_left_out_and_nan_survives():
@@ -49,14 +51,14 @@ def test_none_is_left_out_and_nan_survives():
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "value"),
     [
-        ({"run": {"day": date(2026, 1, 2)}}, "run.day=datetime.date"),
-        ({"run": {"list": [None]}}, "run.list=None cannot be written as TOML"),
-        ({3: 1}, "key 3 must be a string"),
-        ({"name": "\ud800"}, "not valid Unicode"),
+        ({"run": {"path": Path("a")}}, "Path"),
+        ({"run": {"list": [None]}}, "NoneType"),
+        ({3: 1}, "3"),
+        ({"name": "\ud800"}, "surrogates"),
     ],
 )
-def test_what_toml_cannot_hold_is_refused(config, message):
-    with pytest.raises(ConfigError, match=message):
+def test_what_toml_cannot_hold_is_refused(config, value):
+    with pytest.raises(ConfigError, match=value):
         to_toml(config)

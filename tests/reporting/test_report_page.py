@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from reproduction.grid import cells, load_grid
 from selenium.webdriver.common.by import By
 
 from alidpfl.reporting import RunSnapshot
@@ -15,6 +14,7 @@ from alidpfl.reporting.report_page import caveats, report_page
 from alidpfl.reporting.snapshot import QUANTITIES
 from alidpfl.runs import execute, load_config
 from alidpfl.store import RunDirectory
+from reproduction.grid import cells, load_grid
 from tests.reporting.conftest import SETTINGS, command
 from tests.reproduction.made import made_result
 
@@ -46,10 +46,10 @@ def test_it_opens_without_a_complaint_and_draws(browser, report):
 
 def test_it_says_what_epsilon_does_not_cover(browser, report):
     browser.get(report.as_uri())
-    told = browser.find_element(By.CSS_SELECTOR, ".caveats").text
-    assert re.search(r"<b>leaky: .*NOT cover.*signals", told)
-    assert "synthetic" in told
-    assert "seed" in told
+    caveat = browser.find_element(By.CSS_SELECTOR, ".caveats").text
+    assert re.search(r"<b>leaky: .*NOT cover.*signals", caveat)
+    assert "synthetic" in caveat
+    assert "seed" in caveat
     assert "ali_dpfl *" in browser.find_element(By.TAG_NAME, "body").text
 
 
@@ -72,10 +72,10 @@ def test_results_are_summed_up_with_what_to_keep_in_mind(browser, report, result
     assert "Table I rdp-paper 28 of 120" in text  # 7 methods, 4 columns
     assert "Table I pld 28 of 120" in text
     assert "98.50 (n = 2) 97.58 +0.92" in text
-    told = [item.text for item in browser.find_elements(By.CSS_SELECTOR, ".caveats li")]
-    assert any("NOT cover ali_dpfl" in item for item in told)
-    assert any(results.name in item and "killers.json" in item for item in told)
-    assert not any("one seed" in item for item in told)
+    listed = [item.text for item in browser.find_elements(By.CSS_SELECTOR, ".caveats li")]
+    assert any("NOT cover ali_dpfl" in item for item in listed)
+    assert any(results.name in item and "killers.json" in item for item in listed)
+    assert not any("one seed" in item for item in listed)
 
 
 def test_a_grid_of_ones_own(tmp_path):
@@ -88,9 +88,9 @@ def test_a_grid_of_ones_own(tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results/mine.jsonl").write_text(json.dumps(asdict(made_result(cell, 71.5))) + "\n")
     (tmp_path / "results/results.sqlite").touch()
-    told = command(tmp_path / "results", "-o", tmp_path / "r.html")
-    assert told.exit_code == 2
-    assert "mine.toml" in told.stderr
+    done = command(tmp_path / "results", "-o", tmp_path / "r.html")
+    assert done.exit_code == 2
+    assert "mine.toml" in done.stderr
     assert command(grid, "-o", tmp_path / "r.html").exit_code == 2
     assert command(tmp_path / "results", grid, "-o", tmp_path / "r.html").exit_code == 0
     text = (tmp_path / "r.html").read_text()
@@ -147,7 +147,7 @@ def test_what_is_neither_run_nor_results_is_refused(tmp_path, content):
 
 
 def test_of_a_deployment_nobodys_split_is_drawn(tmp_path, runs):
-    """What its configuration says of data and clients is a simulation's; the records are their owners'."""
+    """Its configuration describes a simulation, but the records belong to the owners of the vaults."""
     shutil.copytree(runs[0], tmp_path / "deployed")
     alone = command(runs[0], "-o", tmp_path / "alone.html")
     RunDirectory(tmp_path / "deployed").write_members({"run": "r", "clients": []})

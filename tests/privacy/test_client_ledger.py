@@ -1,4 +1,4 @@
-"""The accounts: nothing is spent that was not charged, nothing is charged that the budget does not pay for."""
+"""Ledgers: nothing is spent without a charge, and nothing is charged that the budget does not pay for."""
 
 import json
 import re
@@ -17,6 +17,7 @@ from alidpfl.privacy import (
     epsilon,
     max_steps,
 )
+from alidpfl.privacy.client_ledger import CappedLedger
 
 BUDGET = PrivacyBudget(epsilon=2.0, delta=1e-5)
 
@@ -80,7 +81,7 @@ def test_a_restored_ledger_goes_on_where_it_was(make):
 
 @pytest.mark.parametrize("make", [planned, filtered])
 def test_steps_at_another_rate_are_refused(make):
-    with pytest.raises(BudgetExceededError, match=r"sample_rate=0\.5 is not the 0\.015"):
+    with pytest.raises(BudgetExceededError, match=r"sample_rate=0\.5 .*0\.015"):
         make().charge(0, 1, 1.1, sample_rate=0.5)
 
 
@@ -90,11 +91,11 @@ def test_accounts_are_not_taken_over_on_other_terms():
         PlannedLedger(BUDGET, 0.015, 1.2, accountant="rdp"),
         PlannedLedger(BUDGET, 0.01, 1.1, accountant="rdp"),
     ):
-        with pytest.raises(ConfigError, match="other terms: "):
+        with pytest.raises(ConfigError):
             other.restore(kept)
-    with pytest.raises(ConfigError, match=r"epsilon was 2\.0 and is 3\.0"):
+    with pytest.raises(ConfigError, match=r"epsilon .*2\.0 .*3\.0"):
         PlannedLedger(PrivacyBudget(epsilon=3.0, delta=1e-5), 0.015, 1.1, accountant="rdp").restore(kept)
-    with pytest.raises(ConfigError, match="order was"):
+    with pytest.raises(ConfigError, match="order"):
         FilteredLedger(BUDGET, 0.015, 4.0).restore(filtered().to_json())
 
 
@@ -107,7 +108,7 @@ def test_every_term_is_compared(make):
         changed = {**kept["terms"], key: "another"}
         without = {other: term for other, term in kept["terms"].items() if other != key}
         for terms in (changed, without):
-            with pytest.raises(ConfigError, match=f"{key} was .* and is {re.escape(str(value))}"):
+            with pytest.raises(ConfigError, match=rf"\b{key} .* {re.escape(str(value))}"):
                 make().restore({**kept, "terms": terms})
 
 
@@ -133,12 +134,12 @@ OTHERS = {
 
 @pytest.mark.parametrize(("make", "key"), [(make, key) for make, others in OTHERS.items() for key in others])
 def test_what_a_ledger_was_made_with_is_among_its_terms(make, key):
-    with pytest.raises(ConfigError, match=f"{key} was"):
+    with pytest.raises(ConfigError, match=rf"\b{key} "):
         OTHERS[make][key]().restore(make().to_json())
 
 
 def test_planned_ledger_refuses_other_noise_than_planned():
-    with pytest.raises(BudgetExceededError, match="FilteredLedger"):
+    with pytest.raises(BudgetExceededError, match=r"noise_multiplier=1\.0 .*1\.1"):
         planned().charge(0, 1, 1.0, sample_rate=0.015)
 
 
@@ -151,9 +152,9 @@ def test_filtered_ledger_charges_less_noise_more():
 
 
 @given(st.lists(st.tuples(st.integers(1, 120), st.floats(0.8, 1.5)), max_size=12))
-def test_filtered_ledger_never_exceeds_its_budget_whatever_noise_is_chosen(wishes):
+def test_filtered_ledger_never_exceeds_its_budget_whatever_noise_is_chosen(charges):
     ledger = filtered()
-    for steps, noise in wishes:
+    for steps, noise in charges:
         if affordable := ledger.affordable_steps(0, noise):
             ledger.charge(0, min(steps, affordable), noise, sample_rate=0.015)
     assert ledger.epsilon(0) <= BUDGET.epsilon
@@ -174,3 +175,17 @@ def test_bound_is_above_the_tight_value_and_within_the_budget(steps):
     tight = epsilon([SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=steps)], 1e-5)
     assert ledger.epsilon(0) == tight
     assert tight <= ledger.epsilon_bound(0) <= min(BUDGET.epsilon, tight * 1.01)
+
+
+def test_a_client_may_lower_its_own_cap_but_not_raise_it_or_that_of_others():
+    ledger = CappedLedger(planned("rdp-paper"))
+    ledger.cap(0, 5)
+    ledger.cap(1, 10**6)
+    ledger.cap(2, -3)
+    assert [ledger.affordable_steps(client, 1.1) for client in range(4)] == [5, 314, 0, 314]
+    ledger.charge(0, 2, 1.1, sample_rate=0.015)
+    assert ledger.affordable_steps(0, 1.1) == 3
+    again = CappedLedger(planned("rdp-paper"))
+    again.restore(json.loads(json.dumps(ledger.to_json())))
+    assert [again.affordable_steps(client, 1.1) for client in range(4)] == [3, 314, 0, 314]
+    assert (again.steps_spent(0), again.epsilon(0)) == (2, ledger.epsilon(0))

@@ -1,11 +1,11 @@
-"""Answers kept on disk: asked twice, computed once; never wrong because of what is on disk."""
+"""The cache on disk: a result is computed once, and a damaged file never changes it."""
 
 import json
 
 import pytest
 
 from alidpfl.store import cache as module
-from alidpfl.store.cache import remembered
+from alidpfl.store.cache import cached
 
 
 class Oracle:
@@ -20,7 +20,7 @@ class Oracle:
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return lambda question, oracle: remembered(question, oracle, kind="plans", packages=["privacy"])
+    return lambda question, oracle: cached(question, oracle, kind="plans", packages=["privacy"])
 
 
 def test_what_was_asked_before_is_not_computed_again(ask):
