@@ -17,6 +17,7 @@ from alidpfl._version import __version__
 
 ROOT = Path(__file__).parents[2]
 SITE_PACKAGES = Path(pytest.__file__).parents[1]
+LARGEST_WHEEL = 600_000
 QUICK_RUN = ("data.name=synthetic", "model.name=linear", "federation.max_rounds=2", "privacy.accountant=rdp")
 
 
@@ -93,15 +94,16 @@ def test_the_wheel_has_all_that_the_package_reads_and_nothing_else(wheel):
     assert wanted <= found
     assert all("_native" in name for name in found - wanted)
     assert {name.split("/")[0] for name in names} == {"alidpfl", f"alidpfl-{__version__}.dist-info"}
+    assert not [name for name in names if name.endswith(".safetensors")]
+    assert wheel.stat().st_size <= LARGEST_WHEEL
 
 
 def test_the_sdist_has_what_its_readme_refers_to(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     referred = {"constraints.txt", "CITATION.cff", "CHANGELOG.md", "LICENSE"}
-    referred |= {f"recipes/{path.name}" for path in (ROOT / "reproduction" / "recipes").glob("*.toml")}
     links = re.findall(r"\]\(([^)#:]+)", (ROOT / "README.md").read_text())
-    referred |= {link for link in links if (ROOT / link).is_file() and not link.startswith(("results/", "tests/"))}
+    referred |= {link for link in links if (ROOT / link).is_file() and not link.startswith("tests/")}
     assert {"docs/how-to/vault.md", "docs/pictures/accuracy.svg"} <= referred
     assert referred <= names, sorted(referred - names)
     assert not [name for name in names if name.startswith("tests/")]  # all or none: some alone cannot run
@@ -116,7 +118,17 @@ def test_it_runs_without_the_source_tree(installed, tmp_path):
     assert told["rounds"] == 2
     assert (tmp_path / "run" / "model.safetensors").exists()
     installed.run("alidpfl", "report", "run", "-o", "page.html", cwd=tmp_path)
-    assert "mnist" in installed.run("alidpfl", "tables", "small", "--store", ".", cwd=tmp_path).lower()
+
+
+@pytest.mark.parametrize("words", [["reproduce", "small"], ["tables", "small"], ["tables", "--format", "csv", "small"]])
+def test_an_installed_wheel_says_where_the_papers_tables_are(installed, tmp_path, words):
+    done = subprocess.run(
+        [installed.bin / "alidpfl", *words], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "python -m reproduction" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert words[0] in installed.run("alidpfl", words[0], "--help", cwd=tmp_path)
 
 
 def native_kernels(place, cwd):

@@ -5,6 +5,7 @@ import math
 import dp_accounting
 import pytest
 
+from alidpfl.cli.account import PAPER_SETTING, PAPER_STEPS
 from alidpfl.privacy import PrivacyBudget, SampledGaussian, epsilon, max_steps
 from alidpfl.privacy.accountants import ORDERS
 from reproduction import paper
@@ -39,7 +40,8 @@ def test_both_ends_of_a_golden_count(accountant, column):
 
 def test_the_papers_settings_are_the_recovered_ones():
     assert (paper.SAMPLE_RATE, paper.NOISE_MULTIPLIER, paper.DELTA) == (SAMPLE_RATE, NOISE_MULTIPLIER, DELTA)
-    assert dict(zip(EPSILONS, PRINTED, strict=True)) == paper.ITERATIONS
+    assert dict(zip(EPSILONS, PRINTED, strict=True)) == paper.ITERATIONS == PAPER_STEPS
+    assert tuple(PAPER_SETTING.values()) == (SAMPLE_RATE, NOISE_MULTIPLIER, DELTA)
 
 
 def test_the_papers_count_at_epsilon_2_overspends():

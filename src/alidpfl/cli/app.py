@@ -103,11 +103,11 @@ _TRAIN, _PLAN, _PROVE, _DEPLOY = "Train", "Plan", "Prove", "Set up"
 
 
 app.command(rich_help_panel=_TRAIN, short_help="Train over clients that keep their data, within a budget.")(run)
-app.command(rich_help_panel=_TRAIN, short_help="Settings, results and curves of a run, also while it runs.")(show)
-app.command(rich_help_panel=_TRAIN, short_help="Several runs side by side.")(compare)
-app.command(rich_help_panel=_TRAIN, short_help="One self-contained page about a run or a table.")(report)
-app.command(rich_help_panel=_PLAN, short_help="What a budget and a number of rounds are best spent on.")(plan)
-app.command(rich_help_panel=_PLAN, short_help="How many steps a budget pays for, by each accountant.")(account)
+app.command(rich_help_panel=_TRAIN, short_help="Show a run: settings, results and curves, also while it runs.")(show)
+app.command(rich_help_panel=_TRAIN, short_help="Compare several runs side by side.")(compare)
+app.command(rich_help_panel=_TRAIN, short_help="Write one self-contained page about runs or tables.")(report)
+app.command(rich_help_panel=_PLAN, short_help="Find the best use of a budget and a number of rounds.")(plan)
+app.command(rich_help_panel=_PLAN, short_help="Show how many steps a budget pays for, by each accountant.")(account)
 app.command(rich_help_panel=_PROVE, short_help="Try to refute the ε that a configuration claims.")(audit)
 add_commands(app, panel=_PROVE)  # reproduce and tables
 app.add_typer(data_app, name="data", rich_help_panel=_DEPLOY, short_help="Data sets: list, get, show who holds what.")

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1]
 """The folder of the package. A clone has it in src, next to the folder reproduction."""
 
 _HELP = {
-    "reproduce": "Run the cells of a table of the paper. It can be stopped and resumed.",
+    "reproduce": "Run the cells of a table of the paper; stop and resume.",
     "tables": "Print our results next to the paper's.",
 }
 

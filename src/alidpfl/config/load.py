@@ -1,4 +1,4 @@
-"""From a TOML file and `--set key=value` to a checked Config. Every error names the key, the value and the remedy."""
+"""Load a configuration from a TOML file and `--set key=value`. Errors name the key, the value and the remedy."""
 
 import os
 import tomllib
@@ -15,9 +15,9 @@ from alidpfl.inputs.names import nearest
 
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """The configuration in `path` (None: the embedded default), changed by `overrides` such as "privacy.epsilon=4".
+    """Load the configuration in `path` (None: the embedded default), changed by overrides.
 
-    The section may be left out where the key is in one section only.
+    An override is "privacy.epsilon=4", or "epsilon=4" if only one section has the key.
 
     >>> load_config(overrides=["seed=7", "method.policy=ratio"]).run.seed
     7
@@ -32,7 +32,7 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
 
 
 def parse_config(values: Mapping[str, Any]) -> Config:
-    """A checked Config from nested plain values."""
+    """Check nested plain values and return a Config."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -50,7 +50,7 @@ def _resolve_filters(values: dict[str, Any], folder: Path) -> None:
 
 
 def keys() -> dict[str, list[str]]:
-    """Every key, by section."""
+    """Return every key by section."""
     return {name: list(_fields(field.annotation)) for name, field in Config.model_fields.items()}
 
 
@@ -65,10 +65,10 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {path}") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder; give a configuration file, of a run its config.toml") from None
+        raise ConfigError(f"{path} is a folder; give a configuration file, such as the config.toml of a run") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number or a nesting beyond all measure
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or a number or nesting too large
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -86,19 +86,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def _full_key(key: str) -> str:
-    """With its section, where that was left out and is clear."""
+    """Return the key with its section, which may be left out if it is clear."""
     if "." in key:
         return key
     homes = [section for section, names in keys().items() if key in names]
     if len(homes) == 1:
         return f"{homes[0]}.{key}"
     if homes:
-        raise ConfigError(f"--set {key}: say which, {' or '.join(f'{home}.{key}' for home in homes)}")
+        raise ConfigError(f"--set {key}: choose {' or '.join(f'{home}.{key}' for home in homes)}")
     raise ConfigError(f"--set {key}: there is no such key; {_hint([key])}")
 
 
 def _value(text: str) -> Any:
-    """As TOML would read it; what TOML cannot read is a text without its quotes."""
+    """Read a value as TOML does. What TOML cannot read is a text without quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -118,7 +118,7 @@ def _explained(problem: Any, values: Mapping[str, Any]) -> str:
 
 
 def _hint(path: list[str]) -> str:
-    """What was meant: a key of another section, one spelled nearly so; else what there is."""
+    """Return the key that was probably meant, or else the keys that exist."""
     homes = {name: f"{section}.{name}" for section, names in keys().items() for name in names}
     if path[-1] in homes:
         return f"did you mean {homes[path[-1]]}?"

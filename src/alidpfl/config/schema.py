@@ -31,7 +31,11 @@ STATISTICS_SETTINGS = (
 """Settings that only `scatter_linear` reads."""
 
 # Left out of config.toml at their defaults: runs and results that are older than these settings keep their identity.
-_LATER_SETTINGS = (("privacy", "noise", "gaussian"), ("model", "loss", "cross_entropy"), ("data", "loader_options", {}))
+_LATER_SETTINGS: tuple[tuple[str, str, Any], ...] = (
+    ("privacy", "noise", "gaussian"),
+    ("model", "loss", "cross_entropy"),
+    ("data", "loader_options", {}),
+)
 
 
 _WITH_CLIENTS = frozenset({"synthetic", "npz"})  # data sets that say who holds what
@@ -44,22 +48,23 @@ def _whole(value: object) -> object:
     return value
 
 
-def _name_in(registry: Registry) -> Any:
-    """Return the type of a setting that names a part; errors and docs find its names in the registry."""
+def _checked_by(registry: Registry) -> tuple[Any, Registry]:
+    """Return a check that a name is in a registry, and the registry itself: errors and docs list its names."""
 
     def check(name: str) -> str:
         if name not in registry:
             raise PydanticCustomError("literal_error", "unknown name")
         return name
 
-    return Annotated[str, AfterValidator(check), registry]
+    return AfterValidator(check), registry
 
 
-if TYPE_CHECKING:
-    Accountant = DataName = LossName = MethodName = ModelName = PolicyName = str
-else:
-    Accountant, DataName, LossName = (_name_in(registry) for registry in (ACCOUNTANTS, DATASETS, LOSSES))
-    MethodName, ModelName, PolicyName = (_name_in(registry) for registry in (METHODS, MODELS, POLICIES))
+Accountant = Annotated[str, *_checked_by(ACCOUNTANTS)]
+DataName = Annotated[str, *_checked_by(DATASETS)]
+LossName = Annotated[str, *_checked_by(LOSSES)]
+MethodName = Annotated[str, *_checked_by(METHODS)]
+ModelName = Annotated[str, *_checked_by(MODELS)]
+PolicyName = Annotated[str, *_checked_by(POLICIES)]
 
 
 Seconds = Annotated[float, BeforeValidator(as_seconds)]

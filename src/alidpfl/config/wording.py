@@ -1,4 +1,4 @@
-"""What a setting may be, in the words of TOML: for the reference of all settings and for errors about one."""
+"""Describe settings in the words of TOML, for the reference page and for errors."""
 
 from collections.abc import Iterable, Mapping
 from types import UnionType
@@ -11,15 +11,15 @@ from alidpfl.inputs.checks import as_bytes, as_seconds
 from alidpfl.inputs.names import nearest
 from alidpfl.registry import Registry
 
-_LONGEST_VALUE = 200  # of a value in an error message
-_MOST_PROBLEMS = 5  # that one error tells of
+_LONGEST_VALUE = 200  # characters of a value in an error
+_MOST_PROBLEMS = 5  # in one error
 _SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 _NAMES = {bool: "true or false", float: "number", int: "whole number", str: "text"}
 _QUANTITIES = {as_seconds: "duration", as_bytes: "size"}
 
 
 def kind(annotation: Any) -> str:
-    """The type: "number", "list of 2 numbers", or the values that there are to choose from.
+    """Return the type: "number", "list of 2 numbers", or the values to choose from.
 
     >>> kind(int | None), kind(Literal["cpu", "cuda"]), kind(Literal[1, 2])
     ('whole number', '"cpu", "cuda"', '1, 2')
@@ -47,12 +47,19 @@ def kind_of(field: FieldInfo) -> str:
 
 
 def limits(field: FieldInfo) -> str:
-    """The range: "> 0, < 1", or nothing."""
+    """Return the range, such as "> 0, < 1", or nothing."""
     return ", ".join(f"{s} {getattr(m, a):g}" for m in field.metadata for a, s in _SIGNS.items() if hasattr(m, a))
 
 
 def refused(problem: Mapping[str, Any], name: str, value: object, field: FieldInfo) -> str:
-    """Why `value` is none for `field`, where pydantic found `problem`; `name` is how users call the setting."""
+    """Return why a value is refused.
+
+    Args:
+        problem: what pydantic found.
+        name: the setting's name, as users write it.
+        value: what was given.
+        field: the setting.
+    """
     registry = _registry(field)
     options = _literals(field.annotation) if registry is None else list(registry)
     if problem["type"] == "literal_error" and isinstance(problem["input"], str) and options:
@@ -65,7 +72,7 @@ def refused(problem: Mapping[str, Any], name: str, value: object, field: FieldIn
 
 
 def expected(field: FieldInfo) -> str:
-    """All of it in a sentence's second half, with an example."""
+    """Return what a setting must be, with an example."""
     what, annotation = kind_of(field), field.annotation
     if what.startswith('"') or get_origin(annotation) is Literal:
         return f"one of {what}"
@@ -75,12 +82,12 @@ def expected(field: FieldInfo) -> str:
 
 
 def example(field: FieldInfo) -> str:
-    """A value that does: of the setting's own examples, or its default."""
+    """Return a valid value: the setting's first example, or its default."""
     return toml(field.examples[0] if field.examples else field.default)
 
 
 def toml(value: object) -> str:
-    """A plain value as one would type it."""
+    """Return a plain value as a user would type it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
@@ -91,7 +98,7 @@ def toml(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """As it was typed, or nearly: what TOML calls true is not to be called True."""
+    """Return a value almost as it was typed: TOML's true, not Python's True."""
     try:
         text = toml(value) if isinstance(value, bool) else repr(value)
     except (ValueError, RecursionError):  # Python prints no number of more than 4,300 digits
@@ -100,12 +107,12 @@ def shown(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """What a file holds may be of any length; a message is not."""
+    """Return the text, cut if it is too long for a message."""
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def together(problems: Iterable[str]) -> str:
-    """The first few, each once.
+    """Join the first few problems, each once.
 
     >>> together(["a", "a", "b"]), together(map(str, range(9)))
     ('a; b', '0; 1; 2; 3; 4; and 4 more')
@@ -116,7 +123,7 @@ def together(problems: Iterable[str]) -> str:
 
 
 def _literals(annotation: Any) -> list[str]:
-    """The texts that a setting may be."""
+    """Return the texts that a setting may be."""
     found: list[Any] = [annotation]
     while any(get_args(a) for a in found):
         found = [b for a in found for b in (get_args(a) or (a,))]
@@ -124,7 +131,7 @@ def _literals(annotation: Any) -> list[str]:
 
 
 def _registry(field: FieldInfo) -> Registry | None:
-    """The registry that a setting's names come from: pydantic keeps it beside the type, or within an optional one."""
+    """Return the registry of a setting's names, which pydantic keeps beside the type or within an optional type."""
     parts = [field.annotation, *field.metadata]
     while any(get_args(part) for part in parts):
         parts = [inner for part in parts for inner in (get_args(part) or (part,))]

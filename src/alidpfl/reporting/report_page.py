@@ -97,10 +97,7 @@ def caveats(snapshot: RunSnapshot) -> list[str]:
 
 def _runs(snapshots: Sequence[RunSnapshot]) -> ResultTable:
     columns = ("method", "policy", "accuracy", "ε spent", "δ", "rounds", "steps", "stopped by", "seconds")
-    rows = [
-        [snapshot.name, shown(snapshot.facts()["dataset"]), *(cells(snapshot)[column] for column in columns)]
-        for snapshot in snapshots
-    ]
+    rows = [[s.name, shown(s.facts()["dataset"]), *(cells(s)[column] for column in columns)] for s in snapshots]
     is_covered = all(snapshot.covers_everything for snapshot in snapshots)
     return ResultTable(
         title="Accuracy of the last round on the test set; ε of the client that spent most",
