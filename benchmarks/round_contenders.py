@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.relu_pool import join_relu_and_pool
+from alidpfl.federation.loop import Federation
 from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.settings import FederationSettings
 from alidpfl.federation.tensors import flatten, keep_heap, load, trained
@@ -23,8 +24,7 @@ from alidpfl.methods import make_method
 from alidpfl.models.cnn import paper_cnn
 from alidpfl.policies import make_policy
 from alidpfl.privacy import PrivacyBudget
-from alidpfl.simulation import simulate
-from alidpfl.simulation.runner import SimulationData
+from alidpfl.simulation import Simulation, SimulationData
 
 Round = Callable[[], None]
 CLIENTS, RECORDS, SHAPE = 10, 6000, (1, 28, 28)
@@ -54,18 +54,19 @@ def ours(accountant: str) -> Round:
     inputs, targets = made_up_data()
     method = make_method("fedavg_dp", clip_norm=CLIP_NORM, noise_multiplier=NOISE_MULTIPLIER)
     budget = PrivacyBudget(epsilon=8.0, delta=1e-5)
-    federation = simulate(
-        model=initial_model(),
-        data=SimulationData(
-            inputs=inputs, targets=targets, clients=list(torch.arange(len(inputs)).split(RECORDS)), evaluation={}
-        ),
+    rows = list(torch.arange(len(inputs)).split(RECORDS))
+    data = SimulationData(inputs=inputs, targets=targets, clients=rows, evaluation={})
+    model = initial_model()
+    federation = Federation(
+        model=model,
+        engine=Simulation(model=model, method=method, data=data, seed=None, processes=PROCESSES),
+        sizes=data.sizes,
         method=method,
         policy=make_policy("fixed", local_steps=LOCAL_STEPS),
         ledger=make_ledger(method, budget, SAMPLE_RATE, NOISE_MULTIPLIER, accountant),
         settings=FederationSettings(
             max_rounds=_FOREVER, evaluate_every=_FOREVER, sample_rate=SAMPLE_RATE, learning_rate=LEARNING_RATE
         ),
-        processes=PROCESSES,
     )
 
     def one_round() -> None:

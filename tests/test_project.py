@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import mutants, mutation
-
 ROOT = Path(__file__).parent.parent
 
 
@@ -85,93 +83,3 @@ def test_ci_ends_as_the_tests_end_whatever_the_audit_says(tmp_path, status):
     done = subprocess.run([ROOT / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == status
     assert done.stdout.splitlines() == ["test", "--no-print-directory audit-dependencies"]
-
-
-def test_every_mutant_still_has_its_place():
-    for mutant in mutants.MUTANTS:
-        assert (ROOT / mutant.file).read_text().count(mutant.old) == 1, mutant.name
-        assert all((ROOT / test.partition("::")[0]).exists() for test in mutant.tests.split()), mutant.name
-
-
-def test_every_known_bug_is_a_mutant():
-    """In the words of the threat model; fifteen at the least, where privacy is made."""
-    names = {mutant.name for mutant in mutants.MUTANTS}
-    assert len(names) == len(mutants.MUTANTS)
-    assert len(mutants.KNOWN_BUGS) == 11
-    assert {name for chosen in mutants.KNOWN_BUGS.values() for name in chosen} <= names
-    page = " ".join((ROOT / "docs" / "explanation" / "privacy.md").read_text().split())
-    assert all(bug in page for bug in mutants.KNOWN_BUGS)
-    for folder in ("privacy/", "dpsgd/", "federation/loop.py", "ledger.py"):
-        assert len(mutation.chosen(mutants.MUTANTS, folder, None)) >= 3, folder
-
-
-@pytest.fixture
-def toy(tmp_path, monkeypatch):
-    """A project of two lines and one test, which looks at the first line only."""
-    for name in ("src", "tests", "docs", "benchmarks", "experiments"):
-        (tmp_path / name).mkdir()
-    for name in ("setup.py", "README.md", "LICENSE"):
-        (tmp_path / name).touch()
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    (tmp_path / "src" / "code.py").write_text("ANSWER = 42\nQUESTION = 6 * 9\n")
-    look = 'assert "ANSWER = 42" in Path("src/code.py").read_text()'
-    (tmp_path / "tests" / "test_it.py").write_text(f"from pathlib import Path\ndef test_it():\n    {look}\n")
-    monkeypatch.setattr(mutation, "ROOT", tmp_path)
-    return tmp_path
-
-
-SEEN = mutants.Mutant("seen", "src/code.py", "42", "43", "tests/test_it.py")
-UNSEEN = mutants.Mutant("unseen", "src/code.py", "6 * 9", "6 * 7", "tests/test_it.py")
-
-
-def test_mutants_count_for_nothing_where_tests_are_red_anyway(toy):
-    (toy / "src" / "code.py").write_text("")
-    with pytest.raises(SystemExit, match="fail without any mutant"):
-        mutation.check_baseline([SEEN])
-
-
-def test_a_hunt_names_the_killers_fails_by_a_survivor_and_goes_on_where_it_was(toy, capsys, monkeypatch):
-    with pytest.raises(SystemExit, match="1 of 2 survived: unseen"):
-        mutants.hunt([SEEN, UNSEEN], mutation.Progress(toy / "progress"), jobs=2)
-    told = capsys.readouterr().out
-    assert "seen: killed by tests/test_it.py::test_it" in told
-    assert "unseen: SURVIVED" in told
-    monkeypatch.setattr(mutation, "_pytest", lambda *_: pytest.fail("ran again"))
-    mutants.hunt([SEEN], mutation.Progress(toy / "progress"), jobs=1)
-    assert "seen: was killed by tests/test_it.py::test_it\nall 1 killed" in capsys.readouterr().out
-    (toy / "tests" / "test_it.py").touch()
-    assert mutation.Progress(toy / "progress").killed
-    (toy / "tests" / "test_it.py").write_text("")  # other tests, other findings
-    assert not mutation.Progress(toy / "progress").killed
-
-
-def test_the_test_that_killed_a_mutant_last_is_tried_first(toy, monkeypatch):
-    mutants.hunt([SEEN], mutation.Progress(toy / "progress"), jobs=1)
-    assert mutation.known_killers() == {"seen": "tests/test_it.py::test_it"}
-    ran, real = [], mutation._pytest
-    monkeypatch.setattr(mutation, "_pytest", lambda folder, tests, *options: ran.append(tests) or real(folder, tests))
-    assert mutation.killer(SEEN, "tests/test_it.py::test_it") == "tests/test_it.py::test_it"
-    assert ran == [["tests/test_it.py::test_it"]]
-    for useless in ("tests/test_it.py::test_gone", "tests/test_it.py::test_it"):  # the others have their turn too
-        assert mutation.killer(UNSEEN, useless) is None
-    assert mutation.killer(SEEN, "tests/test_it.py::test_gone") == "tests/test_it.py::test_it"
-
-
-def test_killers_that_are_kept_are_tests_of_mutants():
-    names = {mutant.name for mutant in mutants.MUTANTS}
-    for name, test in mutation.known_killers().items():
-        path, _, function = test.partition("::")
-        assert name in names
-        assert f"def {function.partition('[')[0].rsplit('::', 1)[-1]}(" in (ROOT / path).read_text()
-
-
-def test_mutants_are_chosen_by_name_and_by_place():
-    by_name, by_place = (mutation.chosen(mutants.MUTANTS, text, None) for text in ("seed reused", "privacy/ledger.py"))
-    assert [mutant.name for mutant in by_name] == ["seed reused: the same noise every step"]
-    assert {mutant.file for mutant in by_place} == {"src/alidpfl/privacy/client_ledger.py"}
-
-
-def test_mutants_are_chosen_by_what_changed(monkeypatch):
-    monkeypatch.setattr(mutation, "_changed_files", lambda _: {"src/alidpfl/dpsgd/step.py", "README.md"})
-    files = {mutant.file for mutant in mutation.chosen(mutants.MUTANTS, "", "HEAD~1")}
-    assert files == {"src/alidpfl/dpsgd/step.py"}

@@ -14,22 +14,14 @@ if TYPE_CHECKING:
     from alidpfl.runs import execute, load_model, resume
     from alidpfl.store import RunDirectory
 
-_HOMES = {
-    "Decision": "alidpfl.policies",
-    "Policy": "alidpfl.policies",
-    "Privacy": "alidpfl.api",
-    "PrivacyBudget": "alidpfl.privacy",
-    "RunDirectory": "alidpfl.store",
-    "Situation": "alidpfl.policies",
-    "epsilon": "alidpfl.privacy",
-    "execute": "alidpfl.runs",
-    "federate": "alidpfl.api",
-    "load_config": "alidpfl.config",
-    "load_dataset": "alidpfl.data",
-    "load_model": "alidpfl.runs",
-    "max_steps": "alidpfl.privacy",
-    "noise_multiplier_for": "alidpfl.privacy",
-    "resume": "alidpfl.runs",
+_NAMES = {
+    "alidpfl.api": ("Privacy", "federate"),
+    "alidpfl.config": ("load_config",),
+    "alidpfl.data": ("load_dataset",),
+    "alidpfl.policies": ("Decision", "Policy", "Situation"),
+    "alidpfl.privacy": ("PrivacyBudget", "epsilon", "max_steps", "noise_multiplier_for"),
+    "alidpfl.runs": ("execute", "load_model", "resume"),
+    "alidpfl.store": ("RunDirectory",),
 }
 
 __all__ = [
@@ -54,10 +46,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: `alidpfl --help` must not wait for torch.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'alidpfl' has no attribute {name!r}; it has {', '.join(__all__)}")
-    module = importlib.import_module(_HOMES[name])
-    return getattr(module, "load" if name == "load_dataset" else name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), "load" if name == "load_dataset" else name)
+    raise AttributeError(f"module 'alidpfl' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:

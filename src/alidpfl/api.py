@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from alidpfl.data.own import Client, from_clients, labelled
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.federation.loop import Federation
+from alidpfl.federation import Federation, FederationSettings, ServerSettings
 from alidpfl.federation.planning import make_ledger
-from alidpfl.federation.server import ServerSettings
-from alidpfl.federation.settings import FederationSettings, Part
+from alidpfl.federation.settings import Part
 from alidpfl.federation.tensors import num_params, trained
 from alidpfl.inputs.names import named
 from alidpfl.methods import Loss, Method, make_method
@@ -23,7 +22,7 @@ from alidpfl.planner import PlanRequest, affordable_rounds, choose_setting
 from alidpfl.policies import Policy, make_policy
 from alidpfl.privacy import PrivacyBudget, SampledGaussian
 from alidpfl.registry import ACCOUNTANTS, LOSSES
-from alidpfl.simulation import SimulationData, simulate
+from alidpfl.simulation import Simulation, SimulationData
 from alidpfl.simulation.checks import gives_probabilities
 from alidpfl.types import NoiseKind
 
@@ -54,9 +53,8 @@ class Privacy:
     def __post_init__(self) -> None:
         """Refuse at once what the ledger would refuse later."""
         SampledGaussian(sample_rate=self.sample_rate, noise_multiplier=self.noise_multiplier)
-        _ = ACCOUNTANTS[self.accountant]
+        _ = self.budget, ACCOUNTANTS[self.accountant]
         named("noise", self.noise, dict.fromkeys(get_args(NoiseKind)))
-        _ = self.budget
 
     @classmethod
     def plan(
@@ -70,7 +68,7 @@ class Privacy:
         accountant: str = "pld",
         max_epochs: float | None = None,
     ) -> "Privacy":
-        """Find the sampling rate and the noise that use a budget best, as `alidpfl plan` does.
+        """Return the sampling rate and the noise that use a budget best, as `alidpfl plan` finds them.
 
         Only public numbers are used: how many clients, records and parameters there are.
 
@@ -83,12 +81,6 @@ class Privacy:
             accountant: how ε is computed.
             max_epochs: limit on a client's passes over its data, if computing is scarce.
 
-        Returns:
-            A value to pass to `federate` as `privacy`.
-
-        Raises:
-            ConfigError: no sampling rate and noise fit the budget.
-
         >>> import torch
         >>> clients = [(torch.zeros(300, 20), torch.zeros(300, dtype=torch.int64)) for _ in range(5)]
         >>> plan = Privacy.plan(torch.nn.Linear(20, 3), clients, epsilon=2, delta=1e-5, max_rounds=20)
@@ -96,8 +88,6 @@ class Privacy:
         (True, True)
         """
         sizes = [len(labelled(client, f"client {number}")) for number, client in enumerate(_listed(clients))]
-        if not sizes:
-            raise DataError("there are no clients; give at least one")
         request = PlanRequest(
             epsilon=epsilon,
             delta=delta,
@@ -109,13 +99,8 @@ class Privacy:
             max_epochs=max_epochs,
         )
         setting, _ = choose_setting(request, affordable_rounds(request).count)
-        return cls(
-            epsilon=epsilon,
-            delta=delta,
-            sample_rate=setting.sample_rate,
-            noise_multiplier=setting.noise_multiplier,
-            accountant=accountant,
-        )
+        rate, sigma = setting.sample_rate, setting.noise_multiplier
+        return cls(epsilon=epsilon, delta=delta, sample_rate=rate, noise_multiplier=sigma, accountant=accountant)
 
     @property
     def budget(self) -> PrivacyBudget:
@@ -142,7 +127,7 @@ def federate(
     device: str = "cpu",
     **settings: Any,
 ) -> Federation:
-    """Return a federation of clients on this machine; nothing is trained yet.
+    """Return a federation of clients on this machine. Iterate over it for all rounds, or call `step` for one.
 
     Args:
         model: any module that `dpsgd` accepts. It is copied.
@@ -162,9 +147,6 @@ def federate(
         device: "cpu" or "cuda".
         settings: more settings of `FederationSettings`, such as schedule="late_decay" or clients_per_round=100.
 
-    Returns:
-        The federation. Iterate over it for all rounds, or call `step` for one.
-
     Raises:
         ConfigError: settings that cannot work.
         DataError: records that the model cannot be trained on.
@@ -183,8 +165,7 @@ def federate(
     clients = _listed(clients)
     if isinstance(method, str):
         method = make_method(method, clip_norm=clip_norm, noise_multiplier=privacy.noise_multiplier)
-    if policy is None:
-        policy = getattr(method, "default_policy", "ratio")
+    policy = getattr(method, "default_policy", "ratio") if policy is None else policy
     if isinstance(policy, str):
         policy = make_policy(policy, **({"local_steps": 1} if policy == "fixed" else {}))
     if any(evaluated is client for evaluated in (test, public) for client in clients if evaluated is not None):
@@ -192,21 +173,26 @@ def federate(
     if method.needs_public_loss and public is None:
         raise ConfigError(f"{method.name} needs the loss on public data: pass public=(inputs, classes)")
     data = _data(clients, test, public)
-    federation = simulate(
+    federation = Federation(
         model=model,
-        data=data,
         method=method,
         policy=policy,
         ledger=make_ledger(method, privacy.budget, privacy.sample_rate, privacy.noise_multiplier, privacy.accountant),
+        sizes=data.sizes,
         settings=_settings(privacy, max_rounds, learning_rate, seed, settings),
         server_settings=server,
-        seed=seed,
-        processes=processes,
-        device=device,
-        noise=privacy.noise,
-        loss=LOSSES[loss] if isinstance(loss, str) else loss,
+        engine=Simulation(
+            model=model,
+            method=method,
+            data=data,
+            seed=seed,
+            processes=processes,
+            device=device,
+            noise=privacy.noise,
+            loss=LOSSES[loss] if isinstance(loss, str) else loss,
+        ),
     )
-    if (weakness := privacy.budget.weakness(min(len(rows) for rows in data.clients))) is not None:
+    if (weakness := privacy.budget.weakness(min(data.sizes))) is not None:
         warnings.warn(weakness, stacklevel=2)
     if gives_probabilities(model, data):
         warnings.warn(
@@ -232,7 +218,9 @@ def _listed(clients: Iterable[Client]) -> list[Client]:
             f"clients is a {type(clients).__name__}, and clients have numbers, not names: pass list(clients.values())"
         )
     listed = list(clients)
-    if listed and isinstance(listed[0], Tensor | np.ndarray):
+    if not listed:
+        raise DataError("there are no clients; give at least one")
+    if isinstance(listed[0], Tensor | np.ndarray):
         raise ConfigError("clients is one pair of inputs and classes: pass a list of pairs, [(inputs, classes), ...]")
     return listed
 
@@ -240,9 +228,7 @@ def _listed(clients: Iterable[Client]) -> list[Client]:
 def _settings(
     privacy: Privacy, max_rounds: int, learning_rate: float, seed: int | None, settings: dict[str, Any]
 ) -> FederationSettings:
-    drawn = (
-        seed if seed is not None else int(torch.randint(2**62, (1,)))
-    )  # draws cohorts only: privacy does not depend on it
+    drawn = seed if seed is not None else int(torch.randint(2**62, (1,)))  # for cohorts only: no noise depends on it
     if drawn < 0:
         raise ConfigError(f"seed={seed} must not be negative")
     known = dict.fromkeys([*inspect.signature(federate).parameters, *(f.name for f in fields(FederationSettings))])
@@ -261,8 +247,6 @@ def _settings(
 
 def _data(clients: Sequence[Client], test: Client | None, public: Client | None) -> SimulationData:
     """Put all records into one pair of tensors. Without test data, a client gives the shape."""
-    if not clients:
-        raise DataError("there are no clients; give at least one")
     dataset = from_clients(clients, test=test if test is not None else clients[0])
     evaluation: dict[Part, tuple[Tensor, Tensor]] = {}
     if test is not None:
@@ -275,10 +259,6 @@ def _data(clients: Sequence[Client], test: Client | None, public: Client | None)
             shapes = [tuple(part.inputs.shape[1:]) for part in (held, dataset.train)]
             raise DataError(f"public inputs have shape {shapes[0]} and the clients' {shapes[1]}; make them equal")
         evaluation["validation"] = (held.inputs, held.targets)
-    assert dataset.natural_clients is not None  # noqa: S101 - for the type checker
-    return SimulationData(
-        inputs=dataset.train.inputs,
-        targets=dataset.train.targets,
-        clients=dataset.natural_clients,
-        evaluation=evaluation,
-    )
+    train, rows = dataset.train, dataset.natural_clients
+    assert rows is not None  # noqa: S101 - for the type checker
+    return SimulationData(inputs=train.inputs, targets=train.targets, clients=rows, evaluation=evaluation)

@@ -4,8 +4,6 @@ A message names what is wrong, the value, and the remedy. The command line print
 exits with status 2. Any other exception is a bug in alidpfl.
 """
 
-_MAX_LENGTH = 2000
-
 
 class AliDpflError(Exception):
     """Base class of all errors that a user can cause and fix. Its text is always one printable line."""
@@ -14,7 +12,7 @@ class AliDpflError(Exception):
         return printable(super().__str__())
 
 
-def printable(text: str, longest: int = _MAX_LENGTH) -> str:
+def printable(text: str, longest: int = 2000) -> str:
     r"""Return `text` as one line of at most `longest` characters, with "?" for control characters.
 
     >>> printable("a\x1b[2J\nb")

@@ -10,7 +10,7 @@ The groups are `alidpfl.policies`, `.methods`, `.models`, `.losses`, `.accountan
 without importing a part; the part itself is imported when it is first used.
 """
 
-import importlib
+import pkgutil
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -29,15 +29,8 @@ class Registry(Mapping[str, Any]):
     """
 
     def __init__(self, concept: str, group: str, shipped: Mapping[str, str]) -> None:
-        """Make a registry.
-
-        Args:
-            concept: what errors call a part, such as "policy".
-            group: the entry points of other packages, such as "alidpfl.policies".
-            shipped: name to "module:attribute" of the parts that come with alidpfl.
-        """
-        self.concept, self.shipped = concept, dict(shipped)
-        self._group = group
+        """Make a registry of a concept, such as "policy". `shipped` maps names to "module:attribute"."""
+        self.concept, self.shipped, self._group = concept, dict(shipped), group
         self._loaded: dict[str, Any] = {}
 
     __hash__, __eq__ = object.__hash__, object.__eq__  # a registry is itself: pydantic keeps it beside a type
@@ -52,11 +45,7 @@ class Registry(Mapping[str, Any]):
         return name in self.shipped or name in self._loaded or name in self._plugins
 
     def __getitem__(self, name: str) -> Any:
-        """Return the part, imported on first use.
-
-        Raises:
-            ConfigError: nothing has this name, or the package that offers it cannot be imported.
-        """
+        """Return the part, imported on first use."""
         if name not in self:
             named(self.concept, name, dict.fromkeys(self))
         if name not in self._loaded:
@@ -71,8 +60,7 @@ class Registry(Mapping[str, Any]):
 
     def _load(self, name: str) -> Any:
         if name in self.shipped:
-            module, _, attribute = self.shipped[name].partition(":")
-            return getattr(importlib.import_module(module), attribute)
+            return pkgutil.resolve_name(self.shipped[name])
         plugin = self._plugins[name]
         try:
             return plugin.load()
@@ -108,8 +96,8 @@ METHODS = Registry(
     "method",
     "alidpfl.methods",
     {
-        "fedavg_dp": "alidpfl.methods.fedavg_dp:FedAvgDp",
-        "ali_dpfl": "alidpfl.methods.fedavg_dp:AliDpfl",
+        "fedavg_dp": "alidpfl.methods.method:FedAvgDp",
+        "ali_dpfl": "alidpfl.methods.method:AliDpfl",
         "adap_dpfl": "alidpfl.methods.adap_dpfl:AdapDpfl",
         "pe_dpfl": "alidpfl.methods.pe_dpfl:PeDpfl",
     },

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
 OnProgress: TypeAlias = Callable[[str, float], None]
 """Called with the name of a step, and the share of it that is done."""
-
 OnShare: TypeAlias = Callable[[float], None]
 """Called with the share of the work that is done."""
 
@@ -21,27 +20,20 @@ def ignore_progress(_: object) -> None:
 
 ClientId: TypeAlias = int
 """Number of a client, from 0."""
-
 Release: TypeAlias = Literal["step", "update"]
 """What the noise is added to: every local step (DP-SGD), or the whole update of a round."""
-
 NoiseKind: TypeAlias = Literal["gaussian", "grid"]
 """Floating-point Gaussian noise, or whole numbers on a grid: exact, but slower (docs/explanation/floating-point.md)."""
 AccountantName: TypeAlias = Literal["pld", "rdp", "rdp-paper"]
 """Accountants that a vault offers; `pld` is the tightest."""
-
 AccountingKind: TypeAlias = Literal["planned", "filter"]
 """How a vault charges a step: at the q and σ of its terms, or at the step's own by a Rényi filter."""
-
 OnExcess: TypeAlias = Literal["cut", "refuse"]
 """What a vault does with more steps than its policy allows."""
-
 VaultModel: TypeAlias = Literal["cnn", "compact_cnn", "linear", "mlp"]
 """Models that a vault can build and train."""
-
 UNACCOUNTED_SIGNALS = "unaccounted-signals"
 """Value of `unsafe` that admits un-noised signals, which no ε covers."""
-
 Signal: TypeAlias = Literal["secants", "gradient_norm", "raw"]
 """What a client reports besides its weights. All but "raw" are post-processing of noised gradients."""
 
@@ -177,9 +169,7 @@ class RoundRecord:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RoundRecord":
         """Rebuild a record from JSON, where keys are strings."""
-        restored = dict(values)
-        restored["client_epsilon"] = {int(k): v for k, v in values["client_epsilon"].items()}
-        restored["rejected"] = {int(k): v for k, v in values["rejected"].items()}
-        restored["cut"] = {int(k): v for k, v in values.get("cut", {}).items()}
-        restored["dropped"] = tuple(values["dropped"])
+        restored = {"cut": {}, **values, "dropped": tuple(values["dropped"])}
+        for name in ("client_epsilon", "rejected", "cut"):
+            restored[name] = {int(client): value for client, value in restored[name].items()}
         return cls(**restored)

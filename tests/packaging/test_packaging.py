@@ -123,7 +123,12 @@ def test_it_runs_without_the_source_tree(installed, tmp_path):
 @pytest.mark.parametrize("words", [["reproduce", "small"], ["tables", "small"], ["tables", "--format", "csv", "small"]])
 def test_an_installed_wheel_says_where_the_papers_tables_are(installed, tmp_path, words):
     done = subprocess.run(
-        [installed.bin / "alidpfl", *words], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+        [installed.bin / "alidpfl", *words],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert "python -m reproduction" in done.stderr

@@ -160,7 +160,7 @@ def test_lemma_1_h_turns_at_its_vertex_and_is_smallest_at_one(bound, distance):
     def h(local_steps):
         return bound.at_fixed_steps(local_steps, total_steps=200, smoothness=2.0, distance=distance)
 
-    turn = bound.vertex(distance=distance)
+    turn = 1 - distance / (2 * bound.drift)
     assert turn < 1
     for away in (0.5, 3.0):
         assert h(turn + away) == pytest.approx(h(turn - away), rel=1e-9, abs=1e-9 * h(1))

@@ -21,8 +21,7 @@ from alidpfl.models import MODELS as MODEL_REGISTRY
 from alidpfl.models import make_model
 from alidpfl.policies import POLICIES, make_policy
 from alidpfl.privacy import PrivacyBudget
-from alidpfl.simulation import simulate
-from alidpfl.simulation.runner import SimulationData
+from alidpfl.simulation import Simulation, SimulationData
 from alidpfl.types import NoiseKind
 
 from .coupling import Neighbour
@@ -85,9 +84,11 @@ def federation(setting: Setting, data: SimulationData, *, noise: NoiseKind = "ga
     """Three rounds of three clients, or with `changes` to the settings."""
     method, is_fixed = setting.built(), setting.policy == "fixed"
     shape = VECTOR if setting.model == "scatter_linear" else IMAGE
-    return simulate(
-        model=make_model(setting.model, shape, CLASSES, hidden=8, seed=1),
-        data=data,
+    model = make_model(setting.model, shape, CLASSES, hidden=8, seed=1)
+    return Federation(
+        model=model,
+        engine=Simulation(model=model, method=method, data=data, seed=7, processes=1, noise=noise),
+        sizes=data.sizes,
         method=method,
         policy=make_policy(setting.policy, **({"local_steps": 2} if is_fixed else {})),
         ledger=make_ledger(method, PrivacyBudget(epsilon=40.0, delta=1e-3), SAMPLE_RATE, NOISE, "rdp"),
@@ -98,9 +99,6 @@ def federation(setting: Setting, data: SimulationData, *, noise: NoiseKind = "ga
             unsafe=frozenset({"unaccounted-signals"} if is_raw(setting.policy) else ()),
             **{"max_rounds": 3, "max_local_steps": 3, **changes},
         ),
-        seed=7,
-        processes=1,
-        noise=noise,
     )
 
 

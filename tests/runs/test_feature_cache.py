@@ -128,6 +128,6 @@ def test_only_the_owner_may_read(tmp_path, images):
 
 
 def test_wrong_images_are_refused_before_anything_is_read(tmp_path, images, monkeypatch):
-    monkeypatch.setattr(feature_cache, "_read", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(feature_cache.files, "cached_arrays", lambda *_: pytest.fail("read"))
     with pytest.raises(DataError, match=r"torch\.float32"):
         load_or_compute(MAP, images.float(), tmp_path)

@@ -1,7 +1,6 @@
 """From a configuration to a client: what it trains with is what was accounted for, on its own records, once."""
 
 import importlib
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -168,7 +167,6 @@ def test_a_start_that_was_killed_before_it_was_a_run_is_begun_anew(tmp_path, mon
     for written in ("write_environment", "write_checkpoint", "write_config"):
         with monkeypatch.context() as patched:
             patched.setattr(RunDirectory, written, _killed)
-            patched.setattr(execution, "_removed_if_refused", lambda _directory: nullcontext())
             with pytest.raises(KeyboardInterrupt):
                 execute(config, tmp_path / written)
         assert execute(config, tmp_path / written).rounds == 3

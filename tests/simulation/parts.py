@@ -14,7 +14,6 @@ from alidpfl.federation.settings import FederationSettings
 from alidpfl.methods import make_method
 from alidpfl.policies import make_policy
 from alidpfl.privacy import PrivacyBudget
-from alidpfl.simulation import simulate
 from alidpfl.simulation.engine import Simulation
 from alidpfl.simulation.runner import SimulationData
 from alidpfl.types import ClientPlan
@@ -73,17 +72,18 @@ def federation(
 ) -> Federation:
     method_name, options, policy = METHODS[name]
     method = make_method(method_name, clip_norm=1.0, noise_multiplier=NOISE, **options)
-    return simulate(
-        model=linear() if model is None else model,
-        data=made_data() if data is None else data,
+    model = linear() if model is None else model
+    data = made_data() if data is None else data
+    return Federation(
+        model=model,
+        engine=Simulation(model=model, method=method, data=data, seed=seed, processes=processes),
+        sizes=data.sizes,
         method=method,
         policy=make_policy(policy, **({"local_steps": 2} if policy == "fixed" else {})),
         ledger=make_ledger(method, PrivacyBudget(epsilon=8.0, delta=1e-3), SAMPLE_RATE, NOISE, "rdp"),
         settings=FederationSettings(
             max_rounds=rounds, sample_rate=SAMPLE_RATE, learning_rate=0.5, evaluate_every=1, seed=3, **settings
         ),
-        seed=seed,
-        processes=processes,
     )
 
 

@@ -6,7 +6,9 @@ Everything else is the client's own code.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import product
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,46 +26,29 @@ _MOST_COPIES = 64
 _SEARCH_STEPS = 200
 _PLENTY = 10.0  # times S, so that every update is clipped
 _STANDING_STILL = 1e-20  # step size of a step that must not move the weights
+_Candidate: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arms:
     """A client's step with and without the canary, read along the line on which the arms differ."""
 
-    trainer: LocalTrainer = field(repr=False)
-    plans: tuple[ClientPlan, ...]
-    """Plans to use in turns. The last step of each is read: the first and the second step of a round."""
-    params: Tensor = field(repr=False)
-    data: dict[bool, ClientData] = field(repr=False)
-    """Records by whether the canary is among them."""
-    reader: Tensor = field(repr=False)
-    """(num_params,) the line. Its product with a released change of the weights is in units of C (or 2S)."""
-    threshold: float
-    """Half way between the un-noised values of the arms. Above it, the guess is that the canary is in."""
-    distance: float
-    """Distance between the un-noised values of the arms, in the same units."""
-    copies: int
-    """Number of canaries that are in or out together. μ is `copies`/σ for them by group privacy."""
-    unnoised: dict[bool, Tensor] = field(repr=False)
-    """(num_params,) change of the weights without noise, for the arms where it is known."""
-    is_exact: bool
-    """False if `unnoised` is an average over the randomness of the loss."""
-    noise_scale: float
-    """Standard deviation of the noise on every weight: σC, or 2σS for an update."""
-
-    @property
-    def strength(self) -> float:
-        """Return the contribution of one canary, as a share of the largest one: C, or 2S for an update."""
-        return self.distance / self.copies
+    trainer: LocalTrainer
+    plans: tuple[ClientPlan, ...]  # used in turns; the last step of each is read: the first and the second of a round
+    params: Tensor
+    data: dict[bool, ClientData]  # the records, by whether the canary is among them
+    reader: Tensor  # (num_params,) the line; its product with a released change of the weights is in units of C (or 2S)
+    threshold: float  # half way between the un-noised values of the arms; above it, the guess is that the canary is in
+    distance: float  # between the un-noised values of the arms, in the same units
+    copies: int = 1  # canaries that are in or out together; by group privacy, μ is `copies`/σ for them
+    unnoised: dict[bool, Tensor]  # (num_params,) change of the weights without noise, for the arms where it is known
+    is_exact: bool = True  # False if `unnoised` is an average over the randomness of the loss
+    noise_scale: float  # standard deviation of the noise on every weight: σC, or 2σS for an update
 
     def released(self, is_in: bool, number: int, random: RandomStream) -> Tensor:
         """Train with the client's code and return the change of the weights, (num_params,). `number` picks the plan."""
         plan = self.plans[number % len(self.plans)]
         return self.trainer.train(self.params, self.data[is_in], plan, random).params - self.params
-
-    def read(self, change: Tensor) -> float:
-        """Return a released change, read along the line."""
-        return float(torch.dot(change, self.reader))
 
 
 def make_arms(subject: Subject, random: RandomStream) -> Arms:
@@ -80,9 +65,8 @@ def _arms_of_step(subject: Subject, gradients: CanaryGradients, random: RandomSt
         inputs, targets = record.expand(copies, *record.shape[1:]).contiguous(), label.expand(copies)
         return gradients.mean_total(params, inputs, targets, clip_norm, random)
 
-    def length(candidate: tuple[Tensor, Tensor, Tensor]) -> float:
-        params, record, label = candidate
-        return float(moved(params, record, label, 1).nan_to_num().norm())
+    def length(candidate: _Candidate) -> float:
+        return float(moved(*candidate, 1).nan_to_num().norm())
 
     params, record, label = max(_candidates(subject, gradients.params, random), key=length)
     copies = min(_MOST_COPIES, max(1, round(_TARGET_DISTANCE * sigma)))
@@ -101,7 +85,6 @@ def _arms_of_step(subject: Subject, gradients: CanaryGradients, random: RandomSt
         distance=distance / clip_norm,
         copies=copies,
         unnoised={False: torch.zeros_like(params)} | ({} if gradients.is_random else {True: -shift}),
-        is_exact=True,
         noise_scale=sigma * clip_norm,
     )
 
@@ -117,7 +100,7 @@ def _arms_of_update(subject: Subject, gradients: CanaryGradients, random: Random
         without, with_canary = (total * (-limit / norm) for total, norm in zip(sums, norms, strict=True))
         return without, with_canary, _PLENTY * len(inputs) * limit / min(norms)
 
-    def distance(candidate: tuple[Tensor, Tensor, Tensor]) -> float:
+    def distance(candidate: _Candidate) -> float:
         without, with_canary, _ = updates(*candidate)
         return float((with_canary - without).nan_to_num().norm())
 
@@ -125,19 +108,15 @@ def _arms_of_update(subject: Subject, gradients: CanaryGradients, random: Random
     without, with_canary, rate = updates(params, inputs, targets)
     shift = with_canary - without
     reader = shift / (shift.norm() * 2 * limit)
-    data = {}
-    for is_in in (False, True):
-        records = inputs if is_in else torch.cat([inputs[:1], torch.full_like(inputs[1:], torch.nan)])
-        data[is_in] = ClientData(inputs=records, targets=targets, rows=torch.arange(2))
+    records = {True: inputs, False: torch.cat([inputs[:1], torch.full_like(inputs[1:], torch.nan)])}
     return Arms(
         trainer=LocalTrainer(subject.objective(), noise=subject.noise),
         plans=(_plan(subject, rate),),
         params=params,
-        data=data,
+        data={k: ClientData(inputs=own, targets=targets, rows=torch.arange(2)) for k, own in records.items()},
         reader=reader,
         threshold=float(torch.dot(without + with_canary, reader)) / 2,
         distance=float(shift.norm()) / (2 * limit),
-        copies=1,
         unnoised={False: without},
         is_exact=not gradients.is_random,
         noise_scale=2 * subject.noise_multiplier * limit,
@@ -157,18 +136,14 @@ def _plan(subject: Subject, *learning_rates: float) -> ClientPlan:
     )
 
 
-def _candidates(subject: Subject, params: Tensor, random: RandomStream) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _candidates(subject: Subject, params: Tensor, random: RandomStream) -> Iterator[_Candidate]:
     """Return weights, a record (1, ...) of noise and its label (1,)."""
     noise, last = _noise(subject.inputs, random), subject.num_classes - 1
-    for weights in _WEIGHT_SCALES:
-        for scale in _SCALES:
-            for label in (0, last):
-                yield params * weights, noise * scale, torch.full((1,), label, dtype=subject.targets.dtype)
+    for weights, scale, label in product(_WEIGHT_SCALES, _SCALES, (0, last)):
+        yield params * weights, noise * scale, torch.full((1,), label, dtype=subject.targets.dtype)
 
 
-def _opposites(
-    subject: Subject, gradients: CanaryGradients, random: RandomStream
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _opposites(subject: Subject, gradients: CanaryGradients, random: RandomStream) -> Iterator[_Candidate]:
     """Return weights and two records. The second pulls in the opposite direction, and more strongly."""
     noise, last = _noise(subject.inputs, random), subject.num_classes - 1
     labels = torch.tensor([0, last], dtype=subject.targets.dtype)

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import bdtrik, betainc, betainccinv, gammaln, ndtr, ndtri, xlog1py, xlogy
 
 _SURE = 0.999  # probability with which an audit "catches" too little noise
@@ -44,7 +43,7 @@ def gaussian_parameter_bound(false_positives: int, false_negatives: int, draws: 
 
 
 def caught_ratio(*, claimed: float, distance: float, copies: int, draws: int, confidence: float) -> float | None:
-    """Return the factor by which σ must be too small for 999 of 1000 audits to notice.
+    """Return the factor by which σ must be too small for 999 of 1000 audits to notice; None if 1000 would pass.
 
     Args:
         claimed: μ of one record, 1/σ.
@@ -52,9 +51,6 @@ def caught_ratio(*, claimed: float, distance: float, copies: int, draws: int, co
         copies: number of canaries; μ of the group is `copies` times that of one.
         draws: guesses in each arm.
         confidence: probability that the bound on μ holds.
-
-    Returns:
-        The factor, or None if even a factor of 1000 would pass.
     """
 
     def is_caught(ratio: float) -> bool:
@@ -91,26 +87,16 @@ def one_run_p_value(*, canaries: int, guesses: int, correct: int, epsilon: float
         return 1.0
     tail = float(betainc(correct, guesses - correct + 1, right))  # P[W >= v]
     numbers = np.arange(1, correct + 1)
-    below = np.cumsum(_binomial(correct - numbers, guesses, right))  # P[v > W >= v − i]
+    wins, losses = correct - numbers, guesses - correct + numbers
+    ways = gammaln(guesses + 1) - gammaln(wins + 1) - gammaln(losses + 1)
+    below = np.cumsum(np.exp(ways + xlogy(wins, right) + xlog1py(losses, -right)))  # P[v > W >= v − i]
     return min(1.0, tail + float((2 * below / numbers).max()) * canaries * delta)
-
-
-def _binomial(successes: NDArray[np.int64], trials: int, chance: float) -> NDArray[np.float64]:
-    """Return P[W = w] for each w of `successes`."""
-    ways = gammaln(trials + 1) - gammaln(successes + 1) - gammaln(trials - successes + 1)
-    found: NDArray[np.float64] = np.exp(ways + xlogy(successes, chance) + xlog1py(trials - successes, -chance))
-    return found
 
 
 def one_run_epsilon_bound(*, canaries: int, guesses: int, correct: int, delta: float, confidence: float) -> float:
     """Return a lower bound on ε of a training; 0 if nothing is shown.
 
-    Args:
-        canaries: each was included by its own fair coin.
-        guesses: how many of the coins were guessed.
-        correct: the number of correct guesses.
-        delta: δ of the claim.
-        confidence: probability that the bound holds.
+    It holds with probability `confidence`. The other arguments are those of `one_run_p_value`.
 
     >>> round(one_run_epsilon_bound(canaries=1000, guesses=100, correct=95, delta=1e-5, confidence=0.95), 2)
     2.17

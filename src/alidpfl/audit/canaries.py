@@ -5,7 +5,7 @@ Good canaries for the one-run audit have gradients that reach the clip norm and 
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -28,14 +28,12 @@ _COARSE = 4  # side of the noise that is smoothed
 
 
 class CanaryGradients:
-    """Gradients of canaries, clipped by the code that clients use."""
+    """Gradients of canaries, clipped by the code that clients use. The weights of the objective are overwritten."""
 
     def __init__(self, objective: Objective) -> None:
-        """Use the objective from now on, and overwrite its weights."""
         self._objective = objective
         self._clipper = batch_clipper_for(objective, "cpu")
-        self.params = flatten(self._clipper.parameters)
-        """The initial weights."""
+        self.params = flatten(self._clipper.parameters)  # the initial weights
 
     @property
     def is_random(self) -> bool:
@@ -94,14 +92,10 @@ class CanaryGradients:
 class Canaries:
     """m canaries."""
 
-    inputs: Tensor = field(repr=False)
-    """(m, ...) made-up inputs."""
-    targets: Tensor = field(repr=False)
-    """(m,) random classes."""
-    strength: float
-    """Mean norm of their clipped gradients at the initial weights, over C."""
-    overlap: float
-    """Root mean square cosine between two of their gradients there: 0 is best, 1 makes them the same."""
+    inputs: Tensor  # (m, ...) made-up inputs
+    targets: Tensor  # (m,) random classes
+    strength: float  # mean norm of their clipped gradients at the initial weights, over C
+    overlap: float  # root mean square cosine between two of their gradients there: 0 is best, 1 makes them the same
 
 
 def make_canaries(subject: Subject, count: int, random: RandomStream) -> Canaries:
@@ -110,8 +104,16 @@ def make_canaries(subject: Subject, count: int, random: RandomStream) -> Canarie
     targets = (random.uniform(count) * subject.num_classes).long().to(subject.targets.dtype)
 
     def measured(inputs: Tensor) -> Canaries:
-        strength, overlap = _measured(subject, gradients, inputs[:_TRIED], targets[:_TRIED], random)
-        return Canaries(inputs=inputs, targets=targets, strength=strength, overlap=overlap)
+        tried, labels = inputs[:_TRIED], targets[:_TRIED]
+        params, clip_norm = gradients.params, subject.clip_norm
+        lengths, cosines = [], []
+        for one in range(min(_ALONG, len(tried))):
+            alone = gradients.total(params, tried[one : one + 1], labels[one : one + 1], clip_norm, random)
+            products = gradients.products(params, tried, labels, alone, clip_norm)
+            lengths.append(float(alone.norm()) / clip_norm)
+            cosines.append((products[torch.arange(len(tried)) != one] / clip_norm**2).square().mean())
+        overlap = float(torch.stack(cosines).mean().sqrt())
+        return Canaries(inputs=inputs, targets=targets, strength=sum(lengths) / len(lengths), overlap=overlap)
 
     def shows(canaries: Canaries) -> float:
         """Return the norm of a canary over the standard deviation of noise and other canaries in its batch."""
@@ -130,18 +132,3 @@ def _kinds(subject: Subject, count: int, random: RandomStream) -> Iterator[Tenso
     for noise in noises:
         for scale in _SCALES:
             yield (noise * scale).to(subject.inputs.dtype)
-
-
-def _measured(
-    subject: Subject, gradients: CanaryGradients, inputs: Tensor, targets: Tensor, random: RandomStream
-) -> tuple[float, float]:
-    """Return strength and overlap of the canaries."""
-    params, clip_norm = gradients.params, subject.clip_norm
-    lengths, cosines = [], []
-    for one in range(min(_ALONG, len(inputs))):
-        alone = gradients.total(params, inputs[one : one + 1], targets[one : one + 1], clip_norm, random)
-        products = gradients.products(params, inputs, targets, alone, clip_norm)
-        others = torch.arange(len(inputs)) != one
-        lengths.append(float(alone.norm()) / clip_norm)
-        cosines.append((products[others] / clip_norm**2).square().mean())
-    return sum(lengths) / len(lengths), float(torch.stack(cosines).mean().sqrt())

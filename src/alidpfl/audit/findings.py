@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from alidpfl.audit.one_run import RunAudit, audit_run, check_canaries
-from alidpfl.audit.one_step import StepAudit, audit_step, check_confidence, check_draws
+from alidpfl.audit.one_run import RunAudit, audit_run
+from alidpfl.audit.one_step import StepAudit, audit_step, check_options
 from alidpfl.audit.subject import subject_of
 from alidpfl.config import Config
 from alidpfl.errors import ConfigError
@@ -37,8 +37,7 @@ class Audit:
     @property
     def lower_bound(self) -> float:
         """Return the larger lower bound on ε of the two audits."""
-        found = [self.step.epsilon_lower_bound] if self.step else []
-        return max([*found, self.run.lower_bound] if self.run else found)
+        return max(self.step.epsilon_lower_bound if self.step else 0.0, self.run.lower_bound if self.run else 0.0)
 
     @property
     def confidence(self) -> float:
@@ -93,12 +92,9 @@ def audit_config(
     Raises:
         ConfigError: an argument is out of range, or the configuration cannot be audited.
     """
-    check_draws(draws)  # before any data are loaded
-    check_canaries(canaries)
-    options: dict[str, Any] = {"seed": seed, "on_progress": on_progress}
-    if confidence is not None:
-        check_confidence(confidence)
-        options["confidence"] = confidence
+    given = {} if confidence is None else {"confidence": confidence}
+    check_options(draws=draws, canaries=canaries, **given)  # before any data are loaded
+    options: dict[str, Any] = {"seed": seed, "on_progress": on_progress, **given}
     if seed is not None:
         checks.whole("seed", seed, low=0)
     subject = subject_of(config, on_progress)

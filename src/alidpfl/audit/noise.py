@@ -26,25 +26,15 @@ class NoiseAudit:
     """Findings about the noise of releases."""
 
     releases: int
-    """Number of releases that were measured."""
-    confidence: float
-    """Probability that correct noise is not refuted."""
-    least: float | None
-    """The smallest σ of a weight, as a share of the claimed σ; None if no weight can be read."""
-    refuted_below: float
-    """Correct noise hardly ever has a smaller share."""
-    where: int
-    """The index of the weight with the smallest σ."""
-    unread: int
-    """Number of weights that are too large for their noise to show."""
-    not_finite: int
-    """Number of releases with values that are not finite."""
-    alike: float | None
-    """Likeness of the noise of weights at `distance`. Chance does not explain more than 1."""
-    distance: int
-    """The distance between weights at which their noise is most alike."""
-    repeated: float | None
-    """Likeness of each release and the one before. Chance does not explain more than 1."""
+    confidence: float  # probability that correct noise is not refuted
+    least: float | None  # the smallest σ of a weight, as a share of the claimed σ; None if no weight can be read
+    refuted_below: float  # correct noise hardly ever has a smaller share
+    where: int  # the weight with the smallest σ
+    unread: int  # number of weights that are too large for their noise to show
+    not_finite: int  # number of releases with values that are not finite
+    alike: float | None  # likeness of the noise of weights at `distance`; chance does not explain more than 1
+    distance: int  # between the weights at which their noise is most alike
+    repeated: float | None  # likeness of each release and the one before; chance does not explain more than 1
 
     @property
     def problem(self) -> str | None:
@@ -61,23 +51,20 @@ class NoiseAudit:
 
 
 class NoiseMeter:
-    """Measures the noise of releases."""
+    """Measures the noise of releases: its standard deviation should be `scale` (σC) on the weights (num_params,).
+
+    `is_exact` False means that the un-noised values are known as averages only. Then likeness proves nothing.
+    """
 
     def __init__(self, params: Tensor, scale: float, *, is_exact: bool = True) -> None:
-        """Expect noise of standard deviation `scale` (σC) on the weights `params` (num_params,).
-
-        `is_exact` False means that the un-noised values are known as averages only. Then likeness proves nothing.
-        """
         self._scale, self._is_exact = scale, is_exact
         coarse = params.abs().double() * torch.finfo(params.dtype).eps
         self._is_read = coarse <= _READABLE * scale
-        self._sums = torch.zeros(len(params), dtype=torch.float64)
-        self._squares = torch.zeros(len(params), dtype=torch.float64)
+        self._sums, self._squares = torch.zeros(2, len(params), dtype=torch.float64)
         # The transform takes a vector twice as long, so that the correlation does not wrap around.
         self._spectrum = torch.zeros(len(params) + 1, dtype=torch.float64)
-        self._last: Tensor | None = None
-        self._products = 0.0
-        self._releases = self._not_finite = 0
+        self._last = torch.zeros(len(params), dtype=torch.float64)
+        self._products, self._releases, self._not_finite = 0.0, 0, 0
 
     def add(self, change: Tensor, unnoised: Tensor) -> None:
         """Add a release, in order of time: its change of the weights, and the change without noise."""
@@ -90,17 +77,15 @@ class NoiseMeter:
         self._squares += noise**2
         if self._releases < _COMPARED:
             self._spectrum += torch.fft.rfft(noise, n=2 * len(noise)).abs() ** 2
-        if self._last is not None:
-            self._products += float(noise @ self._last)
+        self._products += float(noise @ self._last)
         self._last = noise
         self._releases += 1
 
     def audit(self, confidence: float) -> NoiseAudit:
         """Return the findings. Correct noise is refuted with probability 1 - `confidence` at most."""
-        error, read = (1 - confidence) / _PARTS, int(self._is_read.sum())
+        error, read, freedom = (1 - confidence) / _PARTS, int(self._is_read.sum()), max(1, self._releases - 1)
         is_seen = read > 0 and self._releases >= _FEWEST
         spread = self._squares - self._sums**2 / max(1, self._releases)
-        freedom = max(1, self._releases - 1)
         shares = (spread.clamp_min(0) / freedom).sqrt().masked_fill(~self._is_read, math.inf)
         where = int(shares.argmin())
         alike, distance = self._most_alike(error) if is_seen and self._is_exact else (None, 0)
@@ -108,7 +93,8 @@ class NoiseMeter:
             releases=self._releases,
             confidence=confidence,
             least=float(shares[where]) if is_seen else None,
-            refuted_below=_smallest_share(freedom, error / max(1, read)),
+            # The deviation of correct noise lies below this share of σ with probability error / read.
+            refuted_below=math.sqrt(2 * float(gammaincinv(freedom / 2, error / max(1, read))) / freedom),
             where=where,
             unread=len(shares) - read,
             not_finite=self._not_finite,
@@ -138,8 +124,3 @@ def _largest_sums(terms: Tensor, error: float) -> Tensor:
     """Return t with 2 exp(-t² / (2 (m + 2 t))) = error."""
     exponent = math.log(2 / error)
     return 2 * exponent + (4 * exponent**2 + 2 * exponent * terms).sqrt()
-
-
-def _smallest_share(freedom: int, error: float) -> float:
-    """Return the share of σ below which the deviation of correct noise lies with probability `error`."""
-    return math.sqrt(2 * float(gammaincinv(freedom / 2, error)) / freedom)

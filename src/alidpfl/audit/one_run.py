@@ -7,17 +7,17 @@ how many guesses can be correct. More correct guesses refute the claim.
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from alidpfl.audit.bounds import one_run_epsilon_bound
 from alidpfl.audit.canaries import Canaries, CanaryGradients, make_canaries
-from alidpfl.audit.one_step import check_confidence
+from alidpfl.audit.one_step import check_options
 from alidpfl.audit.subject import Subject, stream
 from alidpfl.federation.loop import Federation
 from alidpfl.federation.settings import EngineWrapper
-from alidpfl.inputs import checks
 from alidpfl.policies import make_policy
 from alidpfl.simulation.engine import Simulation
 from alidpfl.simulation.runner import SimulationData
@@ -64,17 +64,11 @@ class RunAudit:
         return self.lower_bound > self.claimed_epsilon
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
+class Attempt(NamedTuple):
     """Guesses that the canaries with the highest scores are in, and those with the lowest are out."""
 
     guesses: int
     correct: int
-
-
-def check_canaries(canaries: int) -> None:
-    """Refuse too few canaries to show anything, and too many to end."""
-    checks.whole("canaries", canaries, low=50, high=100_000)
 
 
 def audit_run(
@@ -100,8 +94,7 @@ def audit_run(
     Raises:
         ConfigError: `canaries` or `confidence` is out of range.
     """
-    check_confidence(confidence)
-    check_canaries(canaries)
+    check_options(canaries=canaries, confidence=confidence)
     made = make_canaries(subject, canaries, stream(seed, _CANARIES))
     is_in = stream(seed, _COINS).uniform(canaries) < 0.5  # noqa: PLR2004
     scores, steps = _trained(subject, made, is_in, seed, on_progress or (lambda *_: None))
@@ -128,29 +121,23 @@ def attempts(scores: Tensor, is_in: Tensor) -> list[Attempt]:
     found = []
     for share in _SHARES:
         guesses = max(2, round(share * len(order)))
-        found.append(Attempt(guesses=guesses, correct=int(order[:guesses].sum())))
         half = guesses // 2
         right = int(order[:half].sum()) + int((~order[len(order) - half :]).sum())
-        found.append(Attempt(guesses=2 * half, correct=right))
+        found += [Attempt(guesses, int(order[:guesses].sum())), Attempt(2 * half, right)]
     return found
 
 
 def best_attempt(made: Sequence[Attempt], canaries: int, delta: float, confidence: float) -> tuple[float, Attempt]:
     """Return the largest bound on ε and its attempt. Attempts share the error, because the best is picked later.
 
-    Args:
-        made: the attempts.
-        canaries: number of canaries.
-        delta: δ of the claim.
-        confidence: probability that the bound holds.
+    The arguments beside the attempts are those of `one_run_epsilon_bound`.
     """
     each = 1 - (1 - confidence) / len(made)
     bounds = [
         one_run_epsilon_bound(canaries=canaries, guesses=a.guesses, correct=a.correct, delta=delta, confidence=each)
         for a in made
     ]
-    best = max(range(len(made)), key=lambda number: (bounds[number], made[number].correct / made[number].guesses))
-    return bounds[best], made[best]
+    return max(zip(bounds, made, strict=True), key=lambda pair: (pair[0], pair[1].correct / pair[1].guesses))
 
 
 class _Observer(EngineWrapper):
@@ -161,28 +148,23 @@ class _Observer(EngineWrapper):
         self._gradients = CanaryGradients(subject.objective())
         self._canaries = canaries
         self._groups = [canaries.targets == label for label in canaries.targets.unique()]
-        self.scores = torch.zeros(len(canaries.targets), dtype=torch.float64)
-        """(m,) A higher score means that the canary is more likely in."""
+        self.scores = torch.zeros(len(canaries.targets), dtype=torch.float64)  # higher: the canary is more likely in
 
     def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
         before = params.clone()
         updates = self._engine.train(params, plans)
         for plan, update in zip(plans, updates, strict=True):
-            self._score(before, update.params, plan)
+            self._score(before, before - update.params, plan)
         return updates
 
-    def _score(self, before: Tensor, after: Tensor, plan: ClientPlan) -> None:
-        """Add a release to the scores.
-
-        Canaries of one label have similar gradients, so each is compared with those of its label. A release counts by
-        the inverse of its variance over canaries, so that one without noise outweighs all others.
-        """
-        canaries, clip_norm = self._canaries, plan.clip_norm
-        along = before - after
-        products = self._gradients.products(before, canaries.inputs, canaries.targets, along, clip_norm)
+    def _score(self, before: Tensor, along: Tensor, plan: ClientPlan) -> None:
+        # Canaries of one label have similar gradients, so each is compared with those of its label. A release counts
+        # by the inverse of its variance over canaries, so that one without noise outweighs all others.
+        canaries = self._canaries
+        products = self._gradients.products(before, canaries.inputs, canaries.targets, along, plan.clip_norm)
         for group in self._groups:
             products[group] -= products[group].median()
-        size = clip_norm**2 * sum(plan.learning_rates)  # the product of a canary that is in, up to a constant
+        size = plan.clip_norm**2 * sum(plan.learning_rates)  # the product of a canary that is in, up to a constant
         spread = max(_NORMAL * float(products.abs().median()), 1e-9 * size)
         self.scores += products * (size / spread**2)
 
@@ -199,14 +181,9 @@ def _trained(
         settings = replace(settings, max_rounds=subject.max_steps, max_local_steps=1)
         policy = make_policy("fixed", local_steps=1)
     method, records = subject.method, _records(subject, canaries, is_in)
+    model = copy.deepcopy(subject.model)
     engine = Simulation(
-        model=copy.deepcopy(subject.model),
-        method=method,
-        data=records,
-        seed=seed,
-        processes=1,
-        noise=subject.noise,
-        loss=subject.loss,
+        model=model, method=method, data=records, seed=seed, processes=1, noise=subject.noise, loss=subject.loss
     )
     observer = _Observer(engine, subject, canaries)
     with Federation(

@@ -15,12 +15,10 @@ from alidpfl.audit.bounds import caught_ratio, gaussian_parameter_bound
 from alidpfl.audit.noise import NoiseAudit, NoiseMeter
 from alidpfl.audit.subject import Subject, stream
 from alidpfl.inputs import checks
-from alidpfl.inputs.checks import whole
 from alidpfl.types import OnProgress
 
 _CANARY, _DRAWS = 1, 2  # numbers of random streams
-_LARGEST_ASKED = 1_000_000
-_MOST_DRAWS, _FEWEST_DRAWS, _NUMBERS = 10_000, 2_000, 400_000_000
+_MOST_DRAWS, _FEWEST_DRAWS, _NUMBERS = 10_000, 2_000, 400_000_000  # fewer for a large model, enough to find σ/1.25
 _REPORT_EVERY = 50
 
 
@@ -72,19 +70,12 @@ class StepAudit:
         return self.lower_bound > self.claimed or self.noise.problem is not None
 
 
-def check_draws(draws: int | None) -> None:
-    """Refuse too few draws to show anything, and too many to end."""
+def check_options(*, draws: int | None = None, canaries: int = 1000, confidence: float = 0.95) -> None:
+    """Refuse options with which an audit would show nothing, or not end."""
     if draws is not None:
-        whole("draws", draws, low=100, high=_LARGEST_ASKED)
-
-
-def default_draws(num_params: int) -> int:
-    """Return the draws for a model: 10,000, fewer for a large one, enough to find σ/1.25.
-
-    >>> default_draws(26_010), default_draws(582_026)
-    (10000, 2000)
-    """
-    return min(_MOST_DRAWS, max(_FEWEST_DRAWS, _NUMBERS // num_params))
+        checks.whole("draws", draws, low=100, high=1_000_000)
+    checks.whole("canaries", canaries, low=50, high=100_000)
+    checks.real("confidence", confidence, low=0.5, below=1, rule="must be at least 0.5 and less than 1, such as 0.99")
 
 
 def audit_step(
@@ -110,26 +101,26 @@ def audit_step(
     Raises:
         ConfigError: `draws` or `confidence` is out of range.
     """
-    check_confidence(confidence)
-    check_draws(draws)
+    check_options(draws=draws, confidence=confidence)
     arms = make_arms(subject, stream(seed, _CANARY))
-    draws = draws or default_draws(len(arms.params))
+    draws = draws or min(_MOST_DRAWS, max(_FEWEST_DRAWS, _NUMBERS // len(arms.params)))
     meter = NoiseMeter(arms.params, arms.noise_scale, is_exact=arms.is_exact)
     without, with_canary = _observed(arms, meter, draws, seed, on_progress or (lambda *_: None))
     false_positives = sum(value > arms.threshold for value in without)
     false_negatives = sum(not value > arms.threshold for value in with_canary)
     bound = gaussian_parameter_bound(false_positives, false_negatives, draws, confidence) / arms.copies
     sigma = subject.noise_multiplier
+    rates = [min(max(count, 0.5), draws - 0.5) / draws for count in (false_positives, false_negatives)]
     return StepAudit(
         noise_multiplier=sigma,
         lower_bound=bound,
         confidence=confidence,
-        estimate=_estimate(false_positives, false_negatives, draws) / arms.copies,
+        estimate=max(0.0, -sum(float(ndtri(rate)) for rate in rates)) / arms.copies,  # no error counts as half a one
         draws=draws,
         false_positives=false_positives,
         false_negatives=false_negatives,
         copies=arms.copies,
-        strength=arms.strength,
+        strength=arms.distance / arms.copies,
         catches=caught_ratio(
             claimed=1 / sigma, distance=arms.distance / sigma, copies=arms.copies, draws=draws, confidence=confidence
         ),
@@ -142,29 +133,18 @@ def audit_step(
     )
 
 
-def check_confidence(confidence: float) -> None:
-    """Refuse a confidence that says nothing or cannot be reached."""
-    checks.real("confidence", confidence, low=0.5, below=1, rule="must be at least 0.5 and less than 1, such as 0.99")
-
-
 def _observed(
     arms: Arms, meter: NoiseMeter, draws: int, seed: int | None, report: OnProgress
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+) -> tuple[tuple[float, ...], ...]:
     """Return the observations of both arms. The arms take turns, so that changes over time affect both."""
     random = stream(seed, _DRAWS)
     observed: dict[bool, list[float]] = {False: [], True: []}
     for number in range(draws):
         for is_in, values in observed.items():
             change = arms.released(is_in, number, random)
-            values.append(arms.read(change))
+            values.append(float(change @ arms.reader))
             if is_in in arms.unnoised:
                 meter.add(change, arms.unnoised[is_in])
         if number % _REPORT_EVERY == 0:
             report("one step", number / draws)
     return tuple(observed[False]), tuple(observed[True])
-
-
-def _estimate(false_positives: int, false_negatives: int, draws: int) -> float:
-    """Return μ at the observed error rates; no error counts as half an error."""
-    rates = [(min(max(count, 0.5), draws - 0.5)) / draws for count in (false_positives, false_negatives)]
-    return max(0.0, -sum(float(ndtri(rate)) for rate in rates))

@@ -22,7 +22,6 @@ from alidpfl.runs.features import featured
 from alidpfl.runs.prepare import accountant_of, build_model, make_parts, make_settings, releases_before
 from alidpfl.types import NoiseKind, OnProgress
 
-_SCORES = 2  # dimensions of (B, classes)
 _LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # σ is kept within these; below, ε is beyond all claims
 
 
@@ -61,16 +60,14 @@ class Subject:
         if not self.inputs.is_floating_point():
             raise ConfigError(f"inputs.dtype={self.inputs.dtype} must be floating point: canaries are made-up numbers")
         if self.num_classes < 2:  # noqa: PLR2004
-            raise ConfigError(
-                "the model has one output; an audit needs at least two classes, because canaries have wrong labels"
-            )
+            raise ConfigError("the model has one output; an audit needs two classes: canaries have wrong labels")
 
     @property
     def num_classes(self) -> int:
         """Return the number of classes, by the shape of the model's output."""
         with torch.no_grad():
             outputs = copy.deepcopy(self.model).eval()(self.inputs[:1])
-        if outputs.ndim != _SCORES:
+        if outputs.ndim != 2:  # noqa: PLR2004
             raise ConfigError(f"the model's output has shape {tuple(outputs.shape)}; an audit needs (B, classes)")
         return int(outputs.shape[1])
 
@@ -96,10 +93,8 @@ class Subject:
 
     def ledger(self) -> Ledger:
         """Return a new ledger."""
-        rate = self.settings.sample_rate
-        return make_ledger(
-            self.method, self.budget, rate, self.noise_multiplier, self.accountant, releases=self.releases
-        )
+        sigma, rate = self.noise_multiplier, self.settings.sample_rate
+        return make_ledger(self.method, self.budget, rate, sigma, self.accountant, releases=self.releases)
 
     def epsilon_at(self, noise_multiplier: float) -> float:
         """Return ε of all steps of the run at another σ, by the tight accountant `pld`.
@@ -121,11 +116,8 @@ def subject_of(config: Config, on_progress: OnProgress | None = None) -> Subject
     if config.has_statistics:
         dataset, _ = featured(config, dataset, data.clients, None, on_progress)
         data = simulation_data(config, dataset)
-    own = data.clients[0]
-    settings = make_settings(config, shows_private_data=False)
-    settings = replace(
-        settings, clients_per_round=None, time_limit=None, traffic_limit=None, dropout_rate=0.0, straggler_rate=0.0
-    )
+    own, settings = data.clients[0], make_settings(config, shows_private_data=False)
+    settings = replace(settings, clients_per_round=None, time_limit=None, traffic_limit=None)
     return Subject(
         model=build_model(config, dataset.input_shape, dataset.num_classes),
         inputs=data.inputs[own],
@@ -133,7 +125,7 @@ def subject_of(config: Config, on_progress: OnProgress | None = None) -> Subject
         method=parts.method,
         policy=parts.policy,
         budget=config.budget,
-        settings=settings,
+        settings=replace(settings, dropout_rate=0.0, straggler_rate=0.0),
         accountant=accountant_of(config),
         noise=config.privacy.noise,
         loss=LOSSES[config.model.loss],

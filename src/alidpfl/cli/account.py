@@ -1,11 +1,14 @@
 """The command `account`: what a budget pays for, and what steps cost."""
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from typer import Option
 
+from alidpfl.cli.options import AsJson
 from alidpfl.cli.progress import DESCRIPTION, moving_line, wide_console
 from alidpfl.errors import BudgetExceededError, ConfigError
 from alidpfl.registry import ACCOUNTANTS
@@ -17,14 +20,12 @@ PAPER_STEPS = {1.55: 79, 1.75: 177, 2.0: 317, 2.5: 598, 2.75: 775, 3.25: 1123, 3
 
 def account(
     *,
-    sample_rate: Annotated[float, typer.Option(help="Probability that a record enters a batch, in (0, 1].")] = 0.015,
-    noise_multiplier: Annotated[float, typer.Option(help="Noise standard deviation over the clip norm.")] = 1.1,
-    delta: Annotated[float, typer.Option(help="δ of the budget, in (0, 1).")] = 1e-5,
-    epsilon: Annotated[list[float] | None, typer.Option(help="ε of a budget; repeat for several columns.")] = None,
-    steps: Annotated[
-        list[int] | None, typer.Option(help="Show what this many steps cost instead; may be repeated.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable output.")] = False,
+    sample_rate: Annotated[float, Option(help="Probability that a record enters a batch, in (0, 1].")] = 0.015,
+    noise_multiplier: Annotated[float, Option(help="Noise standard deviation over the clip norm.")] = 1.1,
+    delta: Annotated[float, Option(help="δ of the budget, in (0, 1).")] = 1e-5,
+    epsilon: Annotated[list[float] | None, Option(help="ε of a budget; repeat for several columns.")] = None,
+    steps: Annotated[list[int] | None, Option(help="Show what this many steps cost instead; may be repeated.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     r"""Show how many DP-SGD steps a privacy budget pays for, by each accountant.
 
@@ -37,41 +38,58 @@ def account(
         --epsilon 4
     """
     if steps and epsilon:
-        raise ConfigError(
-            f"--steps {steps[0]} and --epsilon {epsilon[0]:g}: one follows from the other; give one of them"
-        )
+        raise ConfigError(f"--steps {steps[0]} and --epsilon {epsilon[0]:g}: one follows from the other; give one")
     mechanism = {"sample_rate": sample_rate, "noise_multiplier": noise_multiplier}
-    setting = {**mechanism, "delta": delta}
-    title = f"q = {sample_rate:g}, σ = {noise_multiplier:g}, δ = {delta:g}"
+    setting, epsilons = {**mechanism, "delta": delta}, epsilon or list(PAPER_STEPS)
+    title = f"DP-SGD steps at q = {sample_rate:g}, σ = {noise_multiplier:g}, δ = {delta:g}"
+    answers = _answers(mechanism, delta, steps, epsilons)
     if steps:
-        costs = _costs(mechanism, delta, steps)
-        if as_json:
-            typer.echo(json.dumps({**setting, "costs": costs}, indent=2))
-        else:
-            wide_console().print(_costs_table(costs, f"ε of DP-SGD steps at {title}"))
-        return
-    budgets = _budgets(mechanism, delta, epsilon or list(PAPER_STEPS))
-    if as_json:
-        typer.echo(json.dumps({**setting, "budgets": budgets}, indent=2))
+        costs = [{"steps": count, "epsilon": spent} for count, spent in zip(steps, answers, strict=True)]
+        document, table = {**setting, "costs": costs}, _costs_table(costs, f"ε of {title}")
     else:
-        wide_console().print(_budgets_table(budgets, f"DP-SGD steps at {title}"))
+        printed = PAPER_STEPS if setting == PAPER_SETTING else {}
+        budgets = [
+            {
+                "epsilon": value,
+                "printed_in_paper": printed.get(value),
+                "max_steps": paid,
+                "pld_over_rdp_paper": paid["pld"] / paid["rdp-paper"] if paid["rdp-paper"] else None,
+            }
+            for value, paid in zip(epsilons, answers, strict=True)
+        ]
+        document, table = {**setting, "budgets": budgets}, _budgets_table(budgets, title)
+    if as_json:
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        wide_console().print(table)
 
 
-def _costs(mechanism: dict[str, Any], delta: float, counts: list[int]) -> list[dict[str, Any]]:
-    """Return ε by each accountant for each number of steps."""
+def _answers(
+    mechanism: dict[str, Any], delta: float, steps: list[int] | None, epsilons: list[float]
+) -> list[dict[str, Any]]:
+    """Return by each accountant the ε of each number of steps, or without `steps` the steps that each ε pays for."""
     with moving_line(DESCRIPTION) as progress:
         task = progress.add_task("loading the accountants")
-        from alidpfl.privacy import SampledGaussian, epsilon
+        from alidpfl.privacy import PrivacyBudget, SampledGaussian, epsilon, max_steps
 
-        found = []
-        for count in counts:
-            steps = SampledGaussian(**mechanism, steps=count)
-            spent = {}
+        def steps_or_zero(budget: PrivacyBudget, accountant: str) -> int:
+            try:
+                return max_steps(budget, **mechanism, accountant=accountant)
+            except BudgetExceededError:
+                return 0
+
+        SampledGaussian(**mechanism)  # refuse wrong values before any work
+        counted = [SampledGaussian(**mechanism, steps=count) for count in steps or []]
+        budgets = [PrivacyBudget(epsilon=value, delta=delta) for value in epsilons]
+        costs = [(f"{part.steps} steps", partial(epsilon, [part], delta)) for part in counted]
+        paid = [(f"ε = {budget.epsilon:g}", partial(steps_or_zero, budget)) for budget in budgets]
+        answers: list[dict[str, Any]] = []
+        for words, answer in costs or paid:
+            answers.append({})
             for accountant in ACCOUNTANTS:
-                progress.update(task, description=f"{count} steps by {accountant}")
-                spent[accountant] = epsilon([steps], delta, accountant=accountant)
-            found.append({"steps": count, "epsilon": spent})
-    return found
+                progress.update(task, description=f"{words} by {accountant}")
+                answers[-1][accountant] = answer(accountant)
+    return answers
 
 
 def _costs_table(costs: list[dict[str, Any]], title: str) -> Table:
@@ -81,40 +99,6 @@ def _costs_table(costs: list[dict[str, Any]], title: str) -> Table:
     for accountant in ACCOUNTANTS:
         table.add_row(f"at most, {accountant}", *(rounded_up(cost["epsilon"][accountant]) for cost in costs))
     return table
-
-
-def _budgets(mechanism: dict[str, Any], delta: float, epsilons: list[float]) -> list[dict[str, Any]]:
-    """Return for each ε the steps by each accountant (0 if it pays for none), and what the paper prints."""
-    with moving_line(DESCRIPTION) as progress:
-        task = progress.add_task("loading the accountants")
-        from alidpfl.privacy import PrivacyBudget, SampledGaussian
-
-        SampledGaussian(**mechanism)  # refuse wrong values before any work
-        budgets = [PrivacyBudget(epsilon=value, delta=delta) for value in epsilons]
-        is_papers, found = {**mechanism, "delta": delta} == PAPER_SETTING, []
-        for budget in budgets:
-            steps = {}
-            for accountant in ACCOUNTANTS:
-                progress.update(task, description=f"ε = {budget.epsilon:g} by {accountant}")
-                steps[accountant] = _steps_or_zero(budget, mechanism, accountant)
-            found.append(
-                {
-                    "epsilon": budget.epsilon,
-                    "printed_in_paper": PAPER_STEPS.get(budget.epsilon) if is_papers else None,
-                    "max_steps": steps,
-                    "pld_over_rdp_paper": steps["pld"] / steps["rdp-paper"] if steps["rdp-paper"] else None,
-                }
-            )
-    return found
-
-
-def _steps_or_zero(budget: Any, mechanism: dict[str, Any], accountant: str) -> int:
-    from alidpfl.privacy import max_steps
-
-    try:
-        return max_steps(budget, **mechanism, accountant=accountant)
-    except BudgetExceededError:
-        return 0
 
 
 def _budgets_table(budgets: list[dict[str, Any]], title: str) -> Table:

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
-from alidpfl.cli.completion import complete_setting
+from alidpfl.cli.options import AsJson, Overrides
 from alidpfl.cli.progress import print_written, progress_bar, wide_console
 from alidpfl.errors import ConfigError
 from alidpfl.types import OnProgress
@@ -16,25 +17,20 @@ _EXIT_REFUTED = 1
 
 
 def audit(  # noqa: PLR0917 - they are options
-    config: Annotated[Path | None, typer.Argument(help="TOML file. Default: the built-in configuration.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.", autocompletion=complete_setting
-        ),
-    ] = None,
-    one_step: Annotated[bool, typer.Option("--one-step", help="Run only the audit of single steps.")] = False,
-    one_run: Annotated[bool, typer.Option("--one-run", help="Run only the audit of one whole training.")] = False,
+    config: Annotated[Path | None, Argument(help="TOML file. Default: the built-in configuration.")] = None,
+    overrides: Overrides = None,
+    one_step: Annotated[bool, Option("--one-step", help="Run only the audit of single steps.")] = False,
+    one_run: Annotated[bool, Option("--one-run", help="Run only the audit of one whole training.")] = False,
     draws: Annotated[
-        int | None, typer.Option(help="Single steps with and without the canary. Default: 2000 to 10000 by model size.")
+        int | None, Option(help="Single steps with and without the canary. Default: 2000 to 10000 by model size.")
     ] = None,
-    canaries: Annotated[int, typer.Option(help="Canaries in the whole training.")] = 1000,
+    canaries: Annotated[int, Option(help="Canaries in the whole training.")] = 1000,
     confidence: Annotated[
-        float | None, typer.Option(help="Confidence of each bound. Default: 0.9999 for steps, 0.95 for the training.")
+        float | None, Option(help="Confidence of each bound. Default: 0.9999 for steps, 0.95 for the training.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Repeat an audit. Default: fresh entropy.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the audit into this .svg or .png (needs matplotlib).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable output.")] = False,
+    seed: Annotated[int | None, Option(help="Repeat an audit. Default: fresh entropy.")] = None,
+    plot: Annotated[Path | None, Option(help="Draw the audit into this .svg or .png (needs matplotlib).")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Try to refute the ε that a configuration claims.
 
@@ -52,9 +48,15 @@ def audit(  # noqa: PLR0917 - they are options
 
         check_extension(plot)
         figure_class()
-    parts = {"one_step": not one_run, "one_run": not one_step}
-    options = {"draws": draws, "canaries": canaries, "confidence": confidence, "seed": seed}
-    document = _measured(config, overrides or [], parts | options)
+    from alidpfl.config import load_config
+
+    settings = load_config(config, overrides or [])
+    given: dict[str, Any] = {"draws": draws, "canaries": canaries, "confidence": confidence, "seed": seed}
+    with progress_bar() as show:
+        from alidpfl.audit import audit_config
+
+        given["on_progress"] = show if Console(stderr=True).is_terminal else _lines()
+        document = audit_config(settings, one_step=not one_run, one_run=not one_step, **given).to_json()
     if plot is not None:
         save(lambda: audit_figure(document), plot)
     if as_json:
@@ -66,17 +68,6 @@ def audit(  # noqa: PLR0917 - they are options
         print_written(plot)
     if document["refuted"]:
         raise typer.Exit(_EXIT_REFUTED)
-
-
-def _measured(path: Path | None, overrides: list[str], options: dict[str, Any]) -> dict[str, Any]:
-    from alidpfl.config import load_config
-
-    settings = load_config(path, overrides)
-    with progress_bar() as show:
-        from alidpfl.audit import audit_config
-
-        report = show if Console(stderr=True).is_terminal else _lines()
-        return audit_config(settings, on_progress=report, **options).to_json()
 
 
 def _lines() -> OnProgress:

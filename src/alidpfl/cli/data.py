@@ -3,26 +3,23 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Argument, Option
 
 from alidpfl.cli.completion import one_of
+from alidpfl.cli.options import AsJson, DataDir
 from alidpfl.cli.progress import progress_bar, wide_console
 from alidpfl.data.sources import SOURCES
 from alidpfl.registry import DATASETS
-from alidpfl.types import OnProgress
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from alidpfl.data import Dataset
-    from alidpfl.data.partition import Partition
 
 data_app = typer.Typer(
     no_args_is_help=True,
@@ -30,27 +27,13 @@ data_app = typer.Typer(
     "Example:\n  alidpfl data show strokes",
 )
 
-DataDir = Annotated[
-    Path | None, typer.Option(help="Folder to search instead of $ALIDPFL_DATA_DIR and the user's cache.")
-]
-
 _MAX_CLIENTS = 40  # in the tables on the terminal
 _SHADES = " ░▒▓█"
 _CORNER = "class ↓ client →"
 
 
-class PartitionKind(StrEnum):
-    """How records are split among clients."""
-
-    DIRICHLET = "dirichlet"
-    IID = "iid"
-    NATURAL = "natural"
-
-
 @data_app.command(name="list")
-def list_data(
-    data_dir: DataDir = None, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
-) -> None:
+def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List every data set: where it is, whether it is intact, and how to get it.
 
     Example:
@@ -72,10 +55,8 @@ def list_data(
 
 @data_app.command()
 def get(
-    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist or cifar10.", autocompletion=one_of(SOURCES))],
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder to write to. Default: $ALIDPFL_DATA_DIR or the user's cache.")
-    ] = None,
+    name: Annotated[str, Argument(help="mnist, fashion_mnist or cifar10.", autocompletion=one_of(SOURCES))],
+    data_dir: Annotated[Path | None, Option(help="Target folder. Default: $ALIDPFL_DATA_DIR or your cache.")] = None,
 ) -> None:
     """Download a data set from its own site and compare it with its published checksums.
 
@@ -91,21 +72,19 @@ def get(
 
 @data_app.command()
 def show(
-    name: Annotated[
-        str, typer.Argument(help="Name of a data set; `alidpfl data list` lists them.", autocompletion=one_of(DATASETS))
-    ],
+    name: Annotated[str, Argument(help="A data set; `alidpfl data list` lists them.", autocompletion=one_of(DATASETS))],
     *,
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    clients: Annotated[int, Option(help="Number of clients.")] = 10,
     partition: Annotated[
-        PartitionKind | None,
-        typer.Option(help="Default: natural if the data set has clients of its own, else dirichlet."),
+        Literal["dirichlet", "iid", "natural"] | None,
+        Option(help="Default: natural if the data set has clients of its own, else dirichlet."),
     ] = None,
-    beta: Annotated[float, typer.Option(help="β of the Dirichlet split: smaller is more skewed.")] = 0.5,
-    seed: Annotated[int, typer.Option(help="Seed of the split and of generated data.")] = 0,
-    sample_rate: Annotated[float, typer.Option(help="q: warn about clients with q·n below 1.")] = 0.04,
+    beta: Annotated[float, Option(help="β of the Dirichlet split: smaller is more skewed.")] = 0.5,
+    seed: Annotated[int, Option(help="Seed of the split and of generated data.")] = 0,
+    sample_rate: Annotated[float, Option(help="q: warn about clients with q·n below 1.")] = 0.04,
     data_dir: DataDir = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the split to this .svg or .png file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    plot: Annotated[Path | None, Option(help="Draw the split to this .svg or .png file.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     r"""Show how many records of each class each client holds.
 
@@ -115,75 +94,46 @@ def show(
     """
     from alidpfl import data
     from alidpfl.data.own import TEST_FILE
+    from alidpfl.data.partition import client_rows
 
+    options: dict[str, Any] = {"clients": clients} if name == "synthetic" else {}
     with progress_bar() as on_progress:
-        dataset = _load(name, clients, data_dir, seed, on_progress)
-    kind = partition or (PartitionKind.DIRICHLET if dataset.natural_clients is None else PartitionKind.NATURAL)
-    parts = _parts(dataset, kind, clients, beta, seed)
+        dataset = data.load(name, data_dir=data_dir, seed=seed, on_progress=on_progress, **options)
+    kind = partition or ("dirichlet" if dataset.natural_clients is None else "natural")
+    rows = client_rows(dataset, kind, clients=clients, dirichlet_beta=beta, seed=seed)
+    parts = [own.numpy() for own in rows]
     counts = data.label_counts(dataset.train.targets.numpy(), parts, dataset.num_classes)
     small = data.small_clients(parts, sample_rate)
-    title = f"{name}: {len(parts)} clients, {_words(kind, beta)}, seed {seed}"
+    split = {"iid": "even split", "natural": "natural clients"}.get(kind, f"Dir({beta:g})")
+    title = f"{name}: {len(parts)} clients, {split}, seed {seed}"
+    names = dataset.client_names if kind == "natural" else ()
     if plot is not None:
         from alidpfl.reporting.figures import save, split_figure
 
         save(lambda: split_figure(counts, title), plot)
     if as_json:
-        _print_json(dataset, kind=kind, beta=beta, seed=seed, counts=counts, small=small)
+        document = {
+            "name": dataset.name,
+            "is_synthetic": dataset.is_synthetic,
+            "partition": kind,
+            "beta": beta if kind == "dirichlet" else None,
+            "seed": seed,
+            "num_train": len(dataset.train),
+            "num_test": len(dataset.test),
+            "counts": counts.tolist(),
+            "small_clients": list(small),
+            "client_names": list(names),
+        }
+        typer.echo(json.dumps(document))
     else:
-        _print_picture(counts, title)
-        if kind is PartitionKind.NATURAL and dataset.client_names:
-            _print_names(dataset.client_names[:_MAX_CLIENTS])
+        _print_picture(counts, title, names)
     if small:
         _warn_of(small, sample_rate)
     if dataset.test_is_held_out:
-        typer.echo(
-            f"note: there is no {TEST_FILE}, so a tenth of each client's records is held out and not counted", err=True
-        )
+        typer.echo(f"note: without {TEST_FILE}, a tenth of each client's records is held out and not counted", err=True)
 
 
-def _load(name: str, clients: int, data_dir: Path | None, seed: int, on_progress: OnProgress) -> "Dataset":
-    from alidpfl import data
-
-    options: dict[str, Any] = {"clients": clients} if name == "synthetic" else {}
-    return data.load(name, data_dir=data_dir, seed=seed, on_progress=on_progress, **options)
-
-
-def _parts(dataset: "Dataset", kind: PartitionKind, clients: int, beta: float, seed: int) -> "Partition":
-    from alidpfl.data.partition import client_rows
-
-    rows = client_rows(dataset, kind.value, clients=clients, dirichlet_beta=beta, seed=seed)
-    return tuple(own.numpy() for own in rows)
-
-
-def _words(kind: PartitionKind, beta: float) -> str:
-    return {"iid": "even split", "natural": "natural clients"}.get(kind.value, f"Dir({beta:g})")
-
-
-def _print_json(
-    dataset: "Dataset",
-    *,
-    kind: PartitionKind,
-    beta: float,
-    seed: int,
-    counts: "NDArray[np.int64]",
-    small: Sequence[int],
-) -> None:
-    document: dict[str, Any] = {
-        "name": dataset.name,
-        "is_synthetic": dataset.is_synthetic,
-        "partition": kind.value,
-        "beta": beta if kind is PartitionKind.DIRICHLET else None,
-        "seed": seed,
-        "num_train": len(dataset.train),
-        "num_test": len(dataset.test),
-        "counts": counts.tolist(),
-        "small_clients": list(small),
-        "client_names": list(dataset.client_names) if kind is PartitionKind.NATURAL else [],
-    }
-    typer.echo(json.dumps(document))
-
-
-def _print_picture(counts: "NDArray[np.int64]", title: str) -> None:
+def _print_picture(counts: "NDArray[np.int64]", title: str, names: Sequence[str]) -> None:
     """Print tables with a row for each class and a column for each client, as many as the terminal's width needs."""
     console = Console()  # on a pipe, 80 columns or $COLUMNS
     shown = counts[:_MAX_CLIENTS]
@@ -195,12 +145,9 @@ def _print_picture(counts: "NDArray[np.int64]", title: str) -> None:
         console.print(_block(shown[start : start + fitting], start, most))
     if (left := len(counts) - len(shown)) > 0:
         console.print(f"and {left} more clients: --plot or --json shows all")
-
-
-def _print_names(names: Sequence[str]) -> None:
-    """Print the clients' names. File names can contain anything: print them as plain text."""
-    told = (f"{number} = {name if name.isprintable() else repr(name)}" for number, name in enumerate(names))
-    Console().print(f"clients: {', '.join(told)}", markup=False, highlight=False)
+    if names:  # file names can contain anything: print them as plain text
+        told = (f"{i} = {name if name.isprintable() else repr(name)}" for i, name in enumerate(names[:_MAX_CLIENTS]))
+        console.print(f"clients: {', '.join(told)}", markup=False, highlight=False)
 
 
 def _block(counts: "NDArray[np.int64]", first_client: int, most: int) -> Table:

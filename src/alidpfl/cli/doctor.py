@@ -4,6 +4,7 @@ import ctypes
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alidpfl._version import __version__
+from alidpfl.cli.options import AsJson
 from alidpfl.cli.progress import wide_console
 from alidpfl.data.directories import user_cache
 
@@ -60,7 +61,7 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable output.")] = False) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Check the installation, and say what to do about problems.
 
     Exit status 0: it works, perhaps with advice; 1: something is broken.
@@ -94,9 +95,8 @@ def examine() -> Iterator[Finding]:
 
 def _versions() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    python = ".".join(map(str, sys.version_info[:3]))
-    folder = Path(__file__).parents[1]
-    yield Finding("alidpfl", State.GOOD, f"{__version__}, Python {python}, {cores} cores, in {folder}")
+    seen = f"{__version__}, Python {platform.python_version()}, {cores} cores, in {Path(__file__).parents[1]}"
+    yield Finding("alidpfl", State.GOOD, seen)
 
 
 def _torch() -> Iterator[Finding]:
@@ -138,9 +138,8 @@ def _load_error(path: Path) -> str:
 def _malloc() -> Iterator[Finding]:
     maps = Path("/proc/self/maps")
     loaded = maps.read_text(errors="replace") if maps.exists() else ""
-    other = next((name for name in _OTHER_MALLOCS if name in loaded), None)
-    if other is not None:
-        yield Finding("malloc", State.GOOD, other)
+    if other := [name for name in _OTHER_MALLOCS if name in loaded]:
+        yield Finding("malloc", State.GOOD, other[0])
     elif "libc.so" not in loaded:
         yield Finding("malloc", State.GOOD, "not that of glibc")
     elif small := [name for name in _MALLOC_VARIABLES if _number_in(name) < _LEAST_THRESHOLD]:
@@ -173,9 +172,8 @@ def _step() -> Iterator[Finding]:
     inputs, targets = torch.zeros(4, 1, 28, 28), torch.arange(4)
     found = dp_sgd_step(PerSampleClipper(model), inputs, targets, settings, RandomStream.secure())
     is_finite = all(bool(part.isfinite().all()) for part in found.noised_sum.values())
-    state = State.GOOD if is_finite else State.BROKEN
-    remedy = "" if is_finite else "try ALIDPFL_NATIVE=0, and report it"
-    yield Finding("a private step", state, "sampled, clipped, noised with secure randomness", remedy)
+    result = (State.GOOD, "") if is_finite else (State.BROKEN, "try ALIDPFL_NATIVE=0, and report it")
+    yield Finding("a private step", result[0], "sampled, clipped, noised with secure randomness", result[1])
 
 
 def _cache() -> Iterator[Finding]:
@@ -183,36 +181,30 @@ def _cache() -> Iterator[Finding]:
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     remedy = "set XDG_CACHE_HOME to a writable folder on a disk with space"
     free = shutil.disk_usage(there).free
-    if (error := _write_error(there)) is not None:
-        yield Finding("cache", State.BROKEN, f"{folder} cannot be written: {error}", remedy)
-    elif free < _LEAST_FREE_BYTES:
+    try:  # to write a file: root has the permissions on a read-only disk too
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x")
+    except OSError as error:
+        yield Finding("cache", State.BROKEN, f"{folder} cannot be written: {error.strerror or error}", remedy)
+        return
+    if free < _LEAST_FREE_BYTES:
         yield Finding("cache", State.ADVICE, f"{folder}: {free / 1e6:.0f} MB free", remedy)
     else:
         yield Finding("cache", State.GOOD, f"{folder}, {free / 1e9:.0f} GB free")
 
 
-def _write_error(folder: Path) -> str | None:
-    """Return the error of writing a file. Permissions alone are not enough: root has them on a read-only disk."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"x")
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
-
-
 def _data() -> Iterator[Finding]:
     from alidpfl.data.directories import DATA_DIR_VARIABLE, inventory
 
-    named = os.environ.get(DATA_DIR_VARIABLE)
-    wrong = _problem_with(Path(named)) if named else ""
-    if named:
+    first = ""
+    if named := os.environ.get(DATA_DIR_VARIABLE):
+        wrong = _problem_with(Path(named))
         remedy = f"set {DATA_DIR_VARIABLE} to the folder of the data sets, or unset it" if wrong else ""
         state = State.GOOD if not wrong else State.BROKEN if Path(named).exists() else State.ADVICE
         yield Finding("data directory", state, f"{DATA_DIR_VARIABLE}={named}{wrong}", remedy)
-    if wrong and Path(named or "").is_dir():  # it cannot be read
-        return
-    first = f"first correct {DATA_DIR_VARIABLE}; then " if wrong else ""
+        if wrong and Path(named).is_dir():  # it cannot be read
+            return
+        first = f"first correct {DATA_DIR_VARIABLE}; then " if wrong else ""
     states = {"missing": State.ADVICE, "corrupt": State.BROKEN}
     for entry in inventory():
         if entry.kind == "real":
@@ -251,9 +243,8 @@ def _import_error(modules: str) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"it takes more than {_IMPORT_TIMEOUT:g} s"
-    if done.returncode == 0:
-        return None
-    return (done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"])[-1]
+    lines = done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"]
+    return None if done.returncode == 0 else lines[-1]
 
 
 def _flower_programs() -> Iterator[Finding]:

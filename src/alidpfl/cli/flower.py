@@ -1,8 +1,6 @@
 """`alidpfl flower`: prepare and try deployments on Flower."""
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -10,8 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Argument, Option
 
-from alidpfl.cli.completion import complete_setting
+from alidpfl.cli.options import Overrides
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
 
@@ -20,29 +19,19 @@ flower_app = typer.Typer(
     help="Train over nodes with Flower; see docs/how-to/deploy.md.\n\nExample:\n  alidpfl flower demo",
 )
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.", autocompletion=complete_setting
-    ),
-]
-
-
 _LARGEST_WEIGHT = 0.5
 
 
 @flower_app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Folder to make, for `flwr run`.")],
+    folder: Annotated[Path, Argument(help="Folder to make, for `flwr run`.")],
     *,
-    config: Annotated[Path | None, typer.Option(help="TOML file, as for `alidpfl run`.")] = None,
+    config: Annotated[Path | None, Option(help="TOML file, as for `alidpfl run`.")] = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory on the server; by default runs/NAME.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes to wait for; by default data.clients.")] = None,
-    simulation: Annotated[
-        bool, typer.Option("--simulation", help="For Flower's simulator: no vaults, seeded noise.")
-    ] = False,
-    no_evaluation: Annotated[bool, typer.Option("--no-evaluation", help="The server has no public test data.")] = False,
+    out: Annotated[Path | None, Option(help="Run directory on the server; by default runs/NAME.")] = None,
+    nodes: Annotated[int | None, Option(help="Nodes to wait for; by default data.clients.")] = None,
+    simulation: Annotated[bool, Option("--simulation", help="For Flower's simulator: no vault, seeded noise.")] = False,
+    no_evaluation: Annotated[bool, Option("--no-evaluation", help="The server has no public test data.")] = False,
 ) -> None:
     r"""Write the app folder of a run, with its settings.
 
@@ -80,12 +69,12 @@ def init(
 
 @flower_app.command()
 def certs(
-    folder: Annotated[Path, typer.Argument(help="New folder for the files.")],
+    folder: Annotated[Path, Argument(help="New folder for the files.")],
     *,
-    nodes: Annotated[int, typer.Option(help="Number of nodes that get a key.")] = 3,
+    nodes: Annotated[int, Option(help="Number of nodes that get a key.")] = 3,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Name or address of the SuperLink; may be repeated. This machine is always added."),
+        Option(help="Name or address of the SuperLink; may be repeated. This machine is always added."),
     ] = None,
 ) -> None:
     """Make an authority, a server certificate and node keys for a trial deployment.
@@ -98,8 +87,7 @@ def certs(
     """
     from alidpfl.flower.demo.certificates import make_certificates
 
-    written = make_certificates(folder, hosts=host or [], nodes=nodes)
-    for path in written:
+    for path in make_certificates(folder, hosts=host or [], nodes=nodes):
         typer.echo(path)
     typer.echo(
         "keep ca.key where only root can read it; copy server.key to the SuperLink and node_<n> to node n; register "
@@ -110,10 +98,10 @@ def certs(
 @flower_app.command()
 def demo(
     *,
-    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes, each with a vault.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 4,
-    keep: Annotated[Path | None, typer.Option(help="Keep logs, keys and vaults in this new folder.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Use no TLS and no node keys.")] = False,
+    nodes: Annotated[int, Option(min=1, help="Number of nodes, each with a vault.")] = 3,
+    rounds: Annotated[int, Option(min=1, help="Number of rounds.")] = 4,
+    keep: Annotated[Path | None, Option(help="Keep logs, keys and vaults in this new folder.")] = None,
+    insecure: Annotated[bool, Option("--insecure", help="Use no TLS and no node keys.")] = False,
 ) -> None:
     """Run a deployment on this machine: SuperLink, SuperNodes and vaults train on drawn digits.
 
@@ -127,22 +115,16 @@ def demo(
 
     if keep is not None and keep.exists():
         raise ConfigError(f"--keep {keep} exists; give a new folder")
-    with TemporaryDirectory(prefix="alidpfl-demo-") as temporary, _terminated_like_ctrl_c():
-        folder = Path(temporary) if keep is None else keep
-        told = run_demo(folder, nodes=nodes, rounds=rounds, insecure=insecure, say=typer.echo)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: no process is left behind
+    try:
+        with TemporaryDirectory(prefix="alidpfl-demo-") as temporary:
+            folder = Path(temporary) if keep is None else keep
+            told = run_demo(folder, nodes=nodes, rounds=rounds, insecure=insecure, say=typer.echo)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     table = Table("node", "records", "ε spent", "of", "δ", "rounds", "refused", title="What each vault has spent")
     for number, status in enumerate(told):
         spent, refused = rounded_up(status["epsilon_spent"]), sum(status["refusals"].values())
         numbers = (number, status["num_records"], spent, status["epsilon"], status["delta"])
         table.add_row(*map(str, numbers), str(status["rounds_released"]), str(refused))
     Console().print(table)
-
-
-@contextmanager
-def _terminated_like_ctrl_c() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that no process is left behind."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

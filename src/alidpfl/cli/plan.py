@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
+from typer import Option
 
 from alidpfl.cli.completion import one_of
+from alidpfl.cli.options import AsJson
 from alidpfl.cli.progress import print_written, progress_bar, wide_console
 from alidpfl.inputs.checks import as_bytes, as_seconds, option
 from alidpfl.registry import ACCOUNTANTS
@@ -17,31 +19,31 @@ _MODELS = get_args(VaultModel)
 
 
 def plan(  # noqa: PLR0917 - they are options
-    epsilon: Annotated[float, typer.Option(help="ε of every client.")] = 2.0,
-    delta: Annotated[float, typer.Option(help="δ of every client, in (0, 1).")] = 1e-5,
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
-    samples: Annotated[int, typer.Option(help="Records of all clients together.")] = 60_000,
-    max_rounds: Annotated[int, typer.Option(help="R_s: rounds of communication at most.")] = 158,
-    sample_rate: Annotated[float | None, typer.Option(help="q, if it is fixed. Default: search for it.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="σ, if it is fixed. Default: search for it.")] = None,
+    epsilon: Annotated[float, Option(help="ε of every client.")] = 2.0,
+    delta: Annotated[float, Option(help="δ of every client, in (0, 1).")] = 1e-5,
+    clients: Annotated[int, Option(help="Number of clients.")] = 10,
+    samples: Annotated[int, Option(help="Records of all clients together.")] = 60_000,
+    max_rounds: Annotated[int, Option(help="R_s: rounds of communication at most.")] = 158,
+    sample_rate: Annotated[float | None, Option(help="q, if it is fixed. Default: search for it.")] = None,
+    noise_multiplier: Annotated[float | None, Option(help="σ, if it is fixed. Default: search for it.")] = None,
     accountant: Annotated[
-        str, typer.Option(help="Accountant that decides: pld, rdp or rdp-paper.", autocompletion=one_of(ACCOUNTANTS))
+        str, Option(help="Accountant that decides: pld, rdp or rdp-paper.", autocompletion=one_of(ACCOUNTANTS))
     ] = "pld",
-    max_epochs: Annotated[float | None, typer.Option(help="Most passes of a client over its data.")] = None,
-    min_steps: Annotated[int, typer.Option(help="Smallest number of steps to consider.")] = 100,
-    time_limit: Annotated[str | None, typer.Option(help="Most time, such as 2h; needs --seconds-per-round.")] = None,
-    seconds_per_round: Annotated[float | None, typer.Option(help="Duration of a round.")] = None,
-    traffic_limit: Annotated[str | None, typer.Option(help="Most traffic of all clients, such as 5GB.")] = None,
+    max_epochs: Annotated[float | None, Option(help="Most passes of a client over its data.")] = None,
+    min_steps: Annotated[int, Option(help="Smallest number of steps to consider.")] = 100,
+    time_limit: Annotated[str | None, Option(help="Most time, such as 2h; needs --seconds-per-round.")] = None,
+    seconds_per_round: Annotated[float | None, Option(help="Duration of a round.")] = None,
+    traffic_limit: Annotated[str | None, Option(help="Most traffic of all clients, such as 5GB.")] = None,
     model: Annotated[
-        str, typer.Option(help="cnn, compact_cnn, linear or mlp, for 1x28x28 images.", autocompletion=one_of(_MODELS))
+        str, Option(help="cnn, compact_cnn, linear or mlp, for 1x28x28 images.", autocompletion=one_of(_MODELS))
     ] = "compact_cnn",
-    num_params: Annotated[int | None, typer.Option(help="Number of parameters, for a model of your own.")] = None,
-    smallest_client: Annotated[int | None, typer.Option(help="Records of it. Default: all have as many.")] = None,
-    heterogeneity: Annotated[float, typer.Option(help="Γ: 10 at Dir(0.05), 5 at Dir(0.5), 1 at Dir(1), 0 IID.")] = 5.0,
-    curvature: Annotated[float | None, typer.Option(help="μ, if an earlier run measured it.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the plan into this .svg or .png (needs matplotlib).")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write an interactive page into this .html file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable output.")] = False,
+    num_params: Annotated[int | None, Option(help="Number of parameters, for a model of your own.")] = None,
+    smallest_client: Annotated[int | None, Option(help="Records of it. Default: all have as many.")] = None,
+    heterogeneity: Annotated[float, Option(help="Γ: 10 at Dir(0.05), 5 at Dir(0.5), 1 at Dir(1), 0 IID.")] = 5.0,
+    curvature: Annotated[float | None, Option(help="μ, if an earlier run measured it.")] = None,
+    plot: Annotated[Path | None, Option(help="Draw the plan into this .svg or .png (needs matplotlib).")] = None,
+    html: Annotated[Path | None, Option(help="Write an interactive page into this .html file.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     r"""Find the best use of a privacy budget and a number of rounds, before any data is used.
 
@@ -52,31 +54,23 @@ def plan(  # noqa: PLR0917 - they are options
       alidpfl plan --epsilon 2 --clients 10 --samples 60000 --max-rounds 158 \
         --max-epochs 40 --html plan.html
     """
-    request = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "clients": clients,
-        "samples": samples,
-        "max_rounds": max_rounds,
-        "sample_rate": sample_rate,
-        "noise_multiplier": noise_multiplier,
-        "accountant": accountant,
-        "max_epochs": max_epochs,
-        "min_steps": min_steps,
-        "time_limit": option("time_limit", time_limit, as_seconds),
-        "seconds_per_round": seconds_per_round,
-        "traffic_limit": option("traffic_limit", traffic_limit, as_bytes),
-        "model": model,
-        "num_params": num_params,
-        "smallest_client": smallest_client,
-        "heterogeneity": heterogeneity,
-        "curvature": curvature,
-    }
+    request = {**locals()}  # every option by its name, without those for the output
+    del request["plot"], request["html"], request["as_json"]
+    request["time_limit"] = option("time_limit", time_limit, as_seconds)
+    request["traffic_limit"] = option("traffic_limit", traffic_limit, as_bytes)
     from alidpfl.store.cache import cached
 
     # A plan that was made before comes from the cache, and nothing heavy is loaded.
     document = cached(request, lambda: _computed(request), kind="plans", packages=_COMPUTED_BY)
-    _draw(document, plot, html)
+    if plot is not None:
+        from alidpfl.reporting.figures import plan_figure, save
+
+        save(lambda: plan_figure(document), plot)
+    if html is not None:
+        from alidpfl.reporting.plan_page import plan_page
+        from alidpfl.store.files import write_atomically
+
+        write_atomically(html, plan_page(document).encode())
     if as_json:
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return
@@ -94,17 +88,4 @@ def _computed(request: dict[str, Any]) -> dict[str, Any]:
         given = dict(request)
         model, num_params = given.pop("model"), given.pop("num_params")
         given["num_params"] = named("model", model, MODEL_SIZES) if num_params is None else num_params
-        made = make_plan(PlanRequest(**given), on_progress=show)
-    return made.to_json()
-
-
-def _draw(document: dict[str, Any], plot: Path | None, html: Path | None) -> None:
-    if plot is not None:
-        from alidpfl.reporting.figures import plan_figure, save
-
-        save(lambda: plan_figure(document), plot)
-    if html is not None:
-        from alidpfl.reporting.plan_page import plan_page
-        from alidpfl.store.files import write_atomically
-
-        write_atomically(html, plan_page(document).encode())
+        return make_plan(PlanRequest(**given), on_progress=show).to_json()

@@ -1,9 +1,11 @@
 """The command `report`: write runs and tables of results as one page."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from alidpfl.cli.reproduction import in_clone, reproduction
 from alidpfl.errors import AliDpflError, ConfigError
@@ -19,9 +21,9 @@ _EXTENSIONS = (".html", ".htm")
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="Folders of runs, or the results folder of `reproduce`, with .toml files of your grids."),
+        Argument(help="Folders of runs, or the results folder of `reproduce`, with .toml files of your grids."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, Option("--out", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one page with summary, curves, tables, settings and caveats. It opens from disk without a network.
 
@@ -65,12 +67,9 @@ def _splits(runs: "list[RunSnapshot]") -> "list[Split]":
     for run in runs:
         if run.members is not None:  # the owners' records, of which the configuration knows nothing
             continue
-        try:
+        with suppress(AliDpflError):  # the data are not on this machine
             config = parse_config(run.config)
-            counts = public_split(config)
-        except AliDpflError:  # the data are not on this machine
-            continue
-        if counts is not None:
-            title = split_title(config)
-            found.setdefault(title, Split(title=title, counts=counts))
+            title, counts = split_title(config), public_split(config)
+            if counts is not None:
+                found.setdefault(title, Split(title=title, counts=counts))
     return list(found.values())

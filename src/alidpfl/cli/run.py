@@ -8,14 +8,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeRemainingColumn
 from rich.text import Text
+from typer import Argument, Option
 
-from alidpfl.cli.completion import complete_setting, one_of
+from alidpfl.cli.completion import one_of
+from alidpfl.cli.options import Overrides
 from alidpfl.cli.progress import BAR, DESCRIPTION, moving_line
 from alidpfl.errors import ConfigError
 
@@ -31,31 +32,20 @@ _STDERR = 2
 
 
 def run(  # noqa: PLR0917 - they are options
-    config: Annotated[Path | None, typer.Argument(help="TOML file. Default: the embedded settings.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting. Can be repeated.", autocompletion=complete_setting
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: a new one under runs/.")] = None,
+    config: Annotated[Path | None, Argument(help="TOML file. Default: the embedded settings.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, Option(help="Folder of the run. Default: a new one under runs/.")] = None,
     resume_dir: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Resume a run that was stopped or killed.")
+        Path | None, Option("--resume", metavar="DIR", help="Resume a stopped or killed run.")
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the real data sets (or ALIDPFL_DATA_DIR).")] = None,
+    data_dir: Annotated[Path | None, Option(help="Folder of the real data sets (or ALIDPFL_DATA_DIR).")] = None,
     plan: Annotated[
         str | None,
-        typer.Option(
-            metavar="auto",
-            help="Choose sampling rate and noise; see `alidpfl plan`.",
-            autocompletion=one_of(["auto"]),
-        ),
+        Option(metavar="auto", help="Choose sampling and noise; see `alidpfl plan`.", autocompletion=one_of(["auto"])),
     ] = None,
-    max_epochs: Annotated[
-        float | None, typer.Option(help="Limit of --plan auto on a client's passes over its data.")
-    ] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one line of JSON.")] = False,
+    max_epochs: Annotated[float | None, Option(help="Limit of --plan auto on a client's passes over its data.")] = None,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the outcome as one line of JSON.")] = False,
 ) -> None:
     r"""Train a model over clients that keep their data, within a privacy budget and a number of rounds.
 
@@ -69,51 +59,36 @@ def run(  # noqa: PLR0917 - they are options
         raise ConfigError(
             "--resume takes its settings from the folder; leave out the configuration, --set, --out, --data-dir, --plan"
         )
-    _check_plan(plan, max_epochs)
+    if plan not in (None, "auto"):
+        raise ConfigError(f"--plan {plan}: the only value is auto; set your own plan with --set")
+    if max_epochs is not None and plan is None:
+        raise ConfigError(f"--max-epochs {max_epochs:g} limits --plan auto; add --plan auto, or leave it out")
     with _Screen() as screen:
         screen.show("loading")
         if resume_dir is not None:
             from alidpfl.runs import resume
+            from alidpfl.store import RunDirectory
 
-            _say_if_finished(resume_dir)
+            if RunDirectory.open(resume_dir).summary() is not None:
+                typer.echo(f"{resume_dir} is already finished: there is nothing left to do", err=True)
             with screen.explaining_interrupts(resume_dir):
                 outcome = resume(resume_dir, listener=screen.listener(), tensorboard=tensorboard)
         else:
             from alidpfl.config import load_config  # first: an error in a setting must not wait for torch
 
-            settings = load_config(config, [*_data_dir_override(data_dir), *(overrides or [])]).with_absolute_paths()
+            changes = [] if data_dir is None else [f"data.data_dir={json.dumps(str(data_dir))}"]
+            settings = load_config(config, changes + (overrides or [])).with_absolute_paths()
             if plan is not None:
                 settings = screen.planned(settings, max_epochs)
             from alidpfl.runs import execute
 
-            folder = out or _new_folder(settings)
+            name = f"{settings.data.name}-{settings.method.name}-{settings.policy}-{time.strftime('%Y%m%d-%H%M%S')}"
+            folder = out or Path("runs") / name
             with screen.explaining_interrupts(folder):
                 outcome = execute(settings, folder, listener=screen.listener(), tensorboard=tensorboard)
     _report(outcome, as_json)
     if outcome.stop_reason == "interrupted":
         raise typer.Exit(_EXIT_INTERRUPTED)
-
-
-def _check_plan(plan: str | None, max_epochs: float | None) -> None:
-    if plan not in (None, "auto"):
-        raise ConfigError(f"--plan {plan}: the only value is auto; set your own plan with --set")
-    if max_epochs is not None and plan is None:
-        raise ConfigError(f"--max-epochs {max_epochs:g} limits --plan auto; add --plan auto, or leave it out")
-
-
-def _say_if_finished(resume_dir: Path) -> None:
-    from alidpfl.store import RunDirectory
-
-    if RunDirectory.open(resume_dir).summary() is not None:
-        typer.echo(f"{resume_dir} is already finished: there is nothing left to do", err=True)
-
-
-def _data_dir_override(data_dir: Path | None) -> list[str]:
-    return [] if data_dir is None else [f"data.data_dir={json.dumps(str(data_dir))}"]
-
-
-def _new_folder(config: "Config") -> Path:
-    return Path("runs") / f"{config.data.name}-{config.method.name}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _report(outcome: "Outcome", as_json: bool) -> None:
@@ -129,14 +104,9 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
     show(Path(outcome.out))
     if outcome.weakness is not None:
         typer.echo(f"warning: {outcome.weakness}", err=True)
-    typer.echo(f"{result_line(outcome)}; kept in {outcome.out}")
-
-
-def result_line(outcome: "Outcome") -> str:
-    """Return accuracy and privacy claim in one line."""
     made = " (synthetic data)" if outcome.is_synthetic else ""
     accuracy = "not evaluated" if outcome.accuracy is None else f"accuracy {outcome.accuracy:.2f} %{made}"
-    return f"{accuracy} at {_claim(outcome)}"
+    typer.echo(f"{accuracy} at {_claim(outcome)}; kept in {outcome.out}")
 
 
 def _claim(outcome: "Outcome") -> str:
@@ -173,10 +143,9 @@ class _Screen:
     """Progress on standard error: a moving line on a terminal, elsewhere a plain line for each evaluation."""
 
     def __init__(self) -> None:
-        facts = TextColumn("{task.fields[facts]}")
-        self._progress = moving_line(DESCRIPTION, BAR, facts, TimeRemainingColumn())
+        self._progress = moving_line(DESCRIPTION, BAR, TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
         self._console = self._progress.console
-        self._task: TaskID = self._progress.add_task("", total=None, facts="")
+        self._task = self._progress.add_task("", total=None, facts="")
         self._accuracy = ""
         self._prepared: Prepared | None = None
         self._rounds_done = 0
@@ -185,9 +154,7 @@ class _Screen:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._progress.stop()
 
     def show(self, what: str, share: float | None = None) -> None:
@@ -213,7 +180,7 @@ class _Screen:
         return Listener(
             on_loading=self.show,
             on_start=self._start,
-            on_share=self._within_round,
+            on_share=lambda share: self._progress.update(self._task, completed=self._rounds_done + share),
             on_round=self._round,
             on_interrupt=_print_stopping,
         )
@@ -230,19 +197,17 @@ class _Screen:
             raise
 
     def _start(self, prepared: "Prepared", rounds_done: int) -> None:
-        self._prepared = prepared
-        self._rounds_done = rounds_done
+        self._prepared, self._rounds_done = prepared, rounds_done
         for warning in filter(None, (prepared.weakness, *prepared.warnings)):
             self._say("warning:", "yellow", warning)
         for shown in prepared.uncovered:
             self._say("epsilon does NOT cover this run:", "bold red", f"it shows {shown}")
-        training = prepared.federation
-        settings = training.settings
-        if (outlook := training.outlook()) is not None:
-            self._say("budget:", "bold", _in_words(outlook, rounds_done, settings.max_rounds))
+        max_rounds = prepared.federation.settings.max_rounds
+        if (outlook := prepared.federation.outlook()) is not None:
+            self._say("budget:", "bold", _in_words(outlook, rounds_done, max_rounds))
             if outlook.warning is not None:
                 self._say("warning:", "yellow", outlook.warning)
-        self._progress.reset(self._task, total=settings.max_rounds, completed=rounds_done, description="training")
+        self._progress.reset(self._task, total=max_rounds, completed=rounds_done, description="training")
 
     def _say(self, head: str, style: str, text: str) -> None:
         """Print one line. Only a terminal folds it, and it is never read as markup."""
@@ -251,17 +216,13 @@ class _Screen:
         else:
             typer.echo(f"{head} {text}", err=True)
 
-    def _within_round(self, share: float) -> None:
-        self._progress.update(self._task, completed=self._rounds_done + share)
-
     def _round(self, record: "RoundRecord", seconds: float) -> None:
-        if record.accuracy is not None:
-            self._accuracy = f"  accuracy {record.accuracy:.1f} %"
         from alidpfl.reporting.tables import rounded_up
 
+        if record.accuracy is not None:
+            self._accuracy = f"  accuracy {record.accuracy:.1f} %"
         self._rounds_done = record.number
-        total = self._progress.tasks[0].total
-        spent = rounded_up(record.epsilon)
+        total, spent = self._progress.tasks[0].total, rounded_up(record.epsilon)
         facts = f"round {record.number}/{total:.0f}  τ {record.local_steps}  ε {spent}{self._accuracy}"
         self._progress.update(self._task, completed=record.number, facts=facts)
         # On a pipe a line for each evaluation, and one for the first round: it tells that, and how fast, it goes.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+from typer import Argument, Option
 
 from alidpfl.cli.progress import wide_console
 from alidpfl.errors import printable
@@ -23,13 +24,13 @@ _ROOM_FOR_AXES = 18
 _MAX_NAMES = 40
 
 _PlotOption = Annotated[
-    Path | None, typer.Option("--plot", help="Also draw accuracy, τ and ε into this .png or .svg (needs matplotlib).")
+    Path | None, Option("--plot", help="Also draw accuracy, τ and ε into this .png or .svg (needs matplotlib).")
 ]
-_JsonOption = Annotated[bool, typer.Option("--json", help="Print machine-readable output with every round.")]
+_JsonOption = Annotated[bool, Option("--json", help="Print machine-readable output with every round.")]
 
 
 def show(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run_dir: Annotated[Path, Argument(help="Folder of the run.")],
     plot: _PlotOption = None,
     as_json: _JsonOption = False,
 ) -> None:
@@ -48,7 +49,7 @@ def show(
 
 
 def compare(
-    run_dirs: Annotated[list[Path], typer.Argument(help="Folders of the runs.")],
+    run_dirs: Annotated[list[Path], Argument(help="Folders of the runs.")],
     plot: _PlotOption = None,
     as_json: _JsonOption = False,
 ) -> None:
@@ -111,13 +112,11 @@ def _curves(snapshots: "Sequence[RunSnapshot]") -> list[str]:
 def _notes(snapshots: "Sequence[RunSnapshot]", plot: Path | None) -> list[str]:
     from alidpfl.reporting.snapshot import NOT_COVERED
 
-    notes = [
-        f"{s.name}: being written by {s.holder}"
-        if s.holder
-        else f"{s.name}: interrupted; continue with `alidpfl run --resume {shlex.quote(str(s.path))}`"
-        for s in snapshots
-        if s.can_go_on
-    ]
+    notes = []
+    for s in snapshots:
+        if s.can_go_on:
+            resume = f"interrupted; continue with `alidpfl run --resume {shlex.quote(str(s.path))}`"
+            notes.append(f"{s.name}: {f'being written by {s.holder}' if s.holder else resume}")
     for s in snapshots:
         if not s.covers_everything:
             reasons = f" ({'; '.join(s.uncovered)})" if s.uncovered else ""

@@ -3,12 +3,14 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.table import Table
+from typer import Option
 
 from alidpfl.cli.completion import complete_partition, one_of
+from alidpfl.cli.options import AsJson
 from alidpfl.errors import ConfigError
 from alidpfl.registry import DATASETS
 from alidpfl.types import AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultModel
@@ -23,10 +25,8 @@ vault_app = typer.Typer(
     "Example:\n  alidpfl vault status --dir vault",
 )
 
-_Source = TypeVar("_Source", "FileSource", "SplitSource")
 _FLAGS = {"dirichlet_beta": "beta", "seed": "split_seed"}
-
-Folder = Annotated[Path, typer.Option("--dir", help="The vault's folder.")]
+Folder = Annotated[Path, Option("--dir", help="The vault's folder.")]
 
 
 @vault_app.command()
@@ -34,50 +34,42 @@ def init(
     *,
     data: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Your .npz file (arrays x, y); for trials strokes, mnist, ...",
             autocompletion=one_of(lambda: [name for name in DATASETS if name != "npz"]),
         ),
     ],
     folder: Folder,
-    epsilon: Annotated[float, typer.Option(help="ε that this data set may spend in all runs.")],
-    delta: Annotated[float, typer.Option(help="δ, well below one over the number of records.")],
-    sample_rate: Annotated[float, typer.Option(help="Largest q, the probability that a record joins a batch.")],
-    min_noise_multiplier: Annotated[float, typer.Option(help="Least σ.")],
-    max_clip_norm: Annotated[float, typer.Option(help="Largest C.")],
-    max_steps_per_round: Annotated[int, typer.Option(help="Largest τ.")],
-    min_clip_norm: Annotated[float, typer.Option(help="Least C.")] = 1e-3,
-    on_excess: Annotated[OnExcess, typer.Option(help="What to do with steps beyond the limit or the budget.")] = "cut",
+    epsilon: Annotated[float, Option(help="ε that this data set may spend in all runs.")],
+    delta: Annotated[float, Option(help="δ, well below one over the number of records.")],
+    sample_rate: Annotated[float, Option(help="Largest q, the probability that a record joins a batch.")],
+    min_noise_multiplier: Annotated[float, Option(help="Least σ.")],
+    max_clip_norm: Annotated[float, Option(help="Largest C.")],
+    max_steps_per_round: Annotated[int, Option(help="Largest τ.")],
+    min_clip_norm: Annotated[float, Option(help="Least C.")] = 1e-3,
+    on_excess: Annotated[OnExcess, Option(help="What to do with steps beyond the limit or the budget.")] = "cut",
     accounting: Annotated[
-        AccountingKind, typer.Option(help="planned charges every step at q and the least σ; filter at its own σ.")
+        AccountingKind, Option(help="planned charges every step at q and the least σ; filter at its own σ.")
     ] = "planned",
     accountant: Annotated[
         AccountantName,
-        typer.Option(metavar="NAME", help="Accountant of planned: pld (the tightest), rdp or rdp-paper."),
+        Option(metavar="NAME", help="Accountant of planned: pld (the tightest), rdp or rdp-paper."),
     ] = "pld",
-    release: Annotated[
-        Release, typer.Option(help="Where noise is added; update only for pe_dpfl, variant output.")
-    ] = "step",
-    noise: Annotated[NoiseKind, typer.Option(help="grid is exact to the last bit, and slower.")] = "gaussian",
-    model: Annotated[
-        VaultModel, typer.Option(metavar="NAME", help="Model: cnn, compact_cnn, linear or mlp.")
-    ] = "compact_cnn",
-    hidden: Annotated[int, typer.Option(help="Width of mlp's hidden layer.")] = 128,
-    num_classes: Annotated[
-        int | None, typer.Option(help="Number of classes in your file. It is public, so you give it.")
-    ] = None,
-    keep_answers: Annotated[int, typer.Option(help="Number of answers to keep, for repeated requests.")] = 20,
-    anchor: Annotated[
-        Path | None, typer.Option(help="File on another disk that detects a restored copy of the folder.")
-    ] = None,
-    client: Annotated[int, typer.Option(help="Trial: number of the client, from 0.")] = 0,
-    clients: Annotated[int, typer.Option(help="Trial: number of clients.")] = 10,
+    release: Annotated[Release, Option(help="Where noise is added; update only for pe_dpfl, variant output.")] = "step",
+    noise: Annotated[NoiseKind, Option(help="grid is exact to the last bit, and slower.")] = "gaussian",
+    model: Annotated[VaultModel, Option(metavar="NAME", help="cnn, compact_cnn, linear or mlp.")] = "compact_cnn",
+    hidden: Annotated[int, Option(help="Width of mlp's hidden layer.")] = 128,
+    num_classes: Annotated[int | None, Option(help="Number of classes in your file: public, so you give it.")] = None,
+    keep_answers: Annotated[int, Option(help="Number of answers to keep, for repeated requests.")] = 20,
+    anchor: Annotated[Path | None, Option(help="File on another disk to detect a restored copy of the folder.")] = None,
+    client: Annotated[int, Option(help="Trial: number of the client, from 0.")] = 0,
+    clients: Annotated[int, Option(help="Trial: number of clients.")] = 10,
     partition: Annotated[
-        str, typer.Option(help="Trial: iid, dirichlet or natural.", autocompletion=complete_partition)
+        str, Option(help="Trial: iid, dirichlet or natural.", autocompletion=complete_partition)
     ] = "dirichlet",
-    beta: Annotated[float, typer.Option(help="Trial: β of Dir(β).")] = 0.5,
-    split_seed: Annotated[int, typer.Option(help="Trial: seed of the split.")] = 0,
-    validation: Annotated[float, typer.Option(help="Trial: share that no client holds.")] = 0.0,
+    beta: Annotated[float, Option(help="Trial: β of Dir(β).")] = 0.5,
+    split_seed: Annotated[int, Option(help="Trial: seed of the split.")] = 0,
+    validation: Annotated[float, Option(help="Trial: share that no client holds.")] = 0.0,
 ) -> None:
     r"""Enrol a data set: make a folder with its policy, its ledger and its public size.
 
@@ -91,6 +83,7 @@ def init(
     from alidpfl.vault.enrolment import enrol
     from alidpfl.vault.policy import make_policy
 
+    clip_norms = {"min_clip_norm": min_clip_norm, "max_clip_norm": max_clip_norm}
     values = {
         "anchor": str(anchor.absolute()) if anchor else None,
         "noise": noise,
@@ -98,23 +91,11 @@ def init(
         "accounting": {"kind": accounting, "accountant": accountant},
         "terms": {"sample_rate": sample_rate, "min_noise_multiplier": min_noise_multiplier, "release": release},
         "model": {"name": model, "hidden": hidden},
-        "limits": {
-            "max_steps_per_round": max_steps_per_round,
-            "min_clip_norm": min_clip_norm,
-            "max_clip_norm": max_clip_norm,
-            "on_excess": on_excess,
-        },
+        "limits": {"max_steps_per_round": max_steps_per_round, "on_excess": on_excess, **clip_norms},
         "service": {"keep_answers": keep_answers},
     }
-    split = {
-        "client": client,
-        "clients": clients,
-        "partition": partition,
-        "dirichlet_beta": beta,
-        "seed": split_seed,
-        "validation": validation,
-    }
-    source = _source(data, num_classes, split)
+    split = {"partition": partition, "dirichlet_beta": beta, "seed": split_seed, "validation": validation}
+    source = _source(data, num_classes, {"client": client, "clients": clients, **split})
     policy = make_policy(values, "vault init", _flag)
     enrolment = enrol(folder.absolute(), source, policy)
     if (weakness := budget_of(policy).weakness(enrolment.num_records)) is not None:
@@ -130,15 +111,9 @@ def init(
 @vault_app.command()
 def serve(
     folder: Folder,
-    socket: Annotated[
-        Path | None, typer.Option(help="Socket to listen on; by default vault.sock in the folder.")
-    ] = None,
-    group: Annotated[
-        str | None, typer.Option(help="Group that may connect too (mode 0660); needs --socket elsewhere.")
-    ] = None,
-    head: Annotated[
-        str | None, typer.Option(help="counter:hash that status printed before; refuse a ledger without it.")
-    ] = None,
+    socket: Annotated[Path | None, Option(help="Socket to listen on; by default vault.sock in the folder.")] = None,
+    group: Annotated[str | None, Option(help="Group that may connect too (0660); needs --socket elsewhere.")] = None,
+    head: Annotated[str | None, Option(help="counter:hash that status printed; refuse a ledger without it.")] = None,
 ) -> None:
     r"""Load the records and serve training rounds on a Unix socket, until Ctrl-C or SIGTERM.
 
@@ -158,15 +133,12 @@ def serve(
             f"serving needs {error.name}: in a clone of alidpfl run `pip install -c constraints.txt '.[vault]'`"
         ) from None
 
-    run_service(
-        folder.absolute(), socket_path=socket, group=group, known_head=head, on_ready=partial(_announce, folder)
-    )
+    ready = partial(_announce, folder)
+    run_service(folder.absolute(), socket_path=socket, group=group, known_head=head, on_ready=ready)
 
 
 @vault_app.command()
-def status(
-    folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
-) -> None:
+def status(folder: Folder, as_json: AsJson = False) -> None:
     """Show what was spent, what is left, what was refused, and whether the vault is being served.
 
     Example:
@@ -182,25 +154,19 @@ def status(
 
 
 def _source(data: str, num_classes: int | None, split: dict[str, Any]) -> "FileSource | SplitSource":
-    from alidpfl.vault.enrolment import FileSource, SplitSource
-
-    if data.endswith(".npz"):
-        if num_classes is None:
-            raise ConfigError(
-                "--num-classes is missing; give it: computed from the labels, it would reveal something about them"
-            )
-        return _checked(FileSource, {"path": str(Path(data).absolute()), "num_classes": num_classes})
-    names = get_args(SplitSource.model_fields["name"].annotation)
-    if data not in names:
-        raise ConfigError(f"--data {data}: give your own .npz file, or for a trial one of {', '.join(names)}")
-    return _checked(SplitSource, {"name": data, **split})
-
-
-def _checked(kind: type[_Source], values: dict[str, Any]) -> _Source:
     from pydantic import ValidationError
 
     from alidpfl.config.wording import refused
+    from alidpfl.vault.enrolment import FileSource, SplitSource
 
+    names, is_file = get_args(SplitSource.model_fields["name"].annotation), data.endswith(".npz")
+    if is_file and num_classes is None:
+        raise ConfigError("give --num-classes: computed from the labels, it would reveal something about them")
+    if not is_file and data not in names:
+        raise ConfigError(f"--data {data}: give your own .npz file, or for a trial one of {', '.join(names)}")
+    kind: type[FileSource | SplitSource] = FileSource if is_file else SplitSource
+    own = {"path": str(Path(data).absolute()), "num_classes": num_classes}
+    values = own if is_file else {"name": data, **split}
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -218,14 +184,11 @@ def _announce(folder: Path, vault: "Vault", where: Path) -> None:
     unsafe, anchor = ", ".join(vault.policy.unsafe), vault.policy.anchor_file
     if unsafe:
         typer.echo(f"warning: the policy allows {unsafe}: no epsilon covers that", err=True)
-    if anchor is None:
-        typer.echo(
-            "note: there is no anchor, so nothing detects a restored copy of this folder, which spends twice", err=True
-        )
-    elif anchor.stat().st_dev == folder.stat().st_dev:
-        typer.echo(
-            "note: the anchor is on the vault's own disk: if that disk is restored, the vault spends twice", err=True
-        )
+    note = "" if anchor else "there is no anchor, so nothing detects a restored copy of this folder, which spends twice"
+    if anchor is not None and anchor.stat().st_dev == folder.stat().st_dev:
+        note = "the anchor is on the vault's own disk: if that disk is restored, the vault spends twice"
+    if note:
+        typer.echo(f"note: {note}", err=True)
     typer.echo(f"listening on {where}; ledger head {vault.ledger.head}")
 
 
@@ -244,15 +207,12 @@ def _print_status(told: dict[str, Any], folder: Path) -> None:
         table.add_row("WEAK", told["weakness"])
     table.add_row("ε left", rounded_down(told["epsilon_left"]))
     table.add_row(f"{told['charged']} spent, left", f"{told['units_spent']}, {told['units_left']}")
-    rounds = f"{told['rounds_released']} in {told['runs']} runs"
-    lost = told["rounds_lost"]
-    table.add_row("rounds served", rounds + (f"; {lost} more charged and lost" if lost else ""))
+    lost = f"; {told['rounds_lost']} more charged and lost" if told["rounds_lost"] else ""
+    table.add_row("rounds served", f"{told['rounds_released']} in {told['runs']} runs{lost}")
     refused = ", ".join(f"{count} {code}" for code, count in told["refusals"].items())
     table.add_row("refused", refused or "none")
-    for entry in told["last_refusals"][-3:]:
-        table.add_row(
-            "", escape(printable(f"{entry['code']}: {entry['message']}"))
-        )  # a hostile server may have written it
+    for entry in told["last_refusals"][-3:]:  # a hostile server may have written the message
+        table.add_row("", escape(printable(f"{entry['code']}: {entry['message']}")))
     if told["unsafe"]:
         table.add_row("UNSAFE", f"the policy allows {', '.join(told['unsafe'])}")
     if not told["covers_everything"]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from alidpfl.config.schema import Config
 from alidpfl.config.wording import example, refused, shortened, shown, together
@@ -51,12 +51,7 @@ def _resolve_filters(values: dict[str, Any], folder: Path) -> None:
 
 def keys() -> dict[str, list[str]]:
     """Return every key by section."""
-    return {name: list(_fields(field.annotation)) for name, field in Config.model_fields.items()}
-
-
-def _fields(section: Any) -> dict[str, Any]:
-    assert issubclass(section, BaseModel)  # noqa: S101 - for the type checker
-    return dict(section.model_fields)
+    return {name: list(type(section).model_fields) for name, section in Config()}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -109,12 +104,11 @@ def _explained(problem: Any, values: Mapping[str, Any]) -> str:
     path = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
         return f"{shortened('.'.join(path))} is not a setting; {_hint(path)}"
-    section = Config.model_fields[path[0]].annotation
+    fields = type(getattr(Config(), path[0])).model_fields
     if len(path) == 1:
-        first, field = next(iter(_fields(section).items()))
+        first, field = next(iter(fields.items()))
         return f"{path[0]}={shown(problem['input'])} must be a section, such as {path[0]}.{first}={example(field)}"
-    field = _fields(section)[path[1]]
-    return refused(problem, f"{path[0]}.{path[1]}", values[path[0]][path[1]], field)
+    return refused(problem, f"{path[0]}.{path[1]}", values[path[0]][path[1]], fields[path[1]])
 
 
 def _hint(path: list[str]) -> str:

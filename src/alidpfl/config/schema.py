@@ -21,23 +21,13 @@ STATISTICS = 2
 """Number of releases, and of rounds, that `scatter_linear` needs before its training."""
 
 STATISTICS_SETTINGS = (
-    ("model", "frequencies"),
-    ("model", "upright"),
-    ("model", "positions"),
-    ("model", "learned"),
-    ("model", "deviation_clip"),
+    *(("model", key) for key in ("frequencies", "upright", "positions", "learned", "deviation_clip")),
     ("privacy", "statistics_noise"),
 )
 """Settings that only `scatter_linear` reads."""
 
 # Left out of config.toml at their defaults: runs and results that are older than these settings keep their identity.
-_LATER_SETTINGS: tuple[tuple[str, str, Any], ...] = (
-    ("privacy", "noise", "gaussian"),
-    ("model", "loss", "cross_entropy"),
-    ("data", "loader_options", {}),
-)
-
-
+_LATER_SETTINGS = {("privacy", "noise"): "gaussian", ("model", "loss"): "cross_entropy", ("data", "loader_options"): {}}
 _WITH_CLIENTS = frozenset({"synthetic", "npz"})  # data sets that say who holds what
 
 
@@ -65,10 +55,13 @@ LossName = Annotated[str, *_checked_by(LOSSES)]
 MethodName = Annotated[str, *_checked_by(METHODS)]
 ModelName = Annotated[str, *_checked_by(MODELS)]
 PolicyName = Annotated[str, *_checked_by(POLICIES)]
-
-
 Seconds = Annotated[float, BeforeValidator(as_seconds)]
 Bytes = Annotated[int, BeforeValidator(as_bytes)]
+
+
+def _setting(default: Any, meaning: str, *, example: Any = None, **limits: Any) -> Any:
+    """Return a field with its default, its meaning for users, an example for errors, and limits."""
+    return Field(default, description=meaning, examples=None if example is None else [example], **limits)
 
 
 class _Section(BaseModel):
@@ -80,209 +73,172 @@ class _Section(BaseModel):
 class DataSection(_Section):
     """[data]: the data set, and how it is split between clients."""
 
-    name: DataName = Field(
-        "strokes", description="Data set. alidpfl makes `strokes` and `synthetic` itself; `npz` is your own folder."
+    name: DataName = _setting(
+        "strokes", "Data set. alidpfl makes `strokes` and `synthetic` itself; `npz` is your own folder."
     )
-    data_dir: str | None = Field(
-        None, examples=["/my/folder"], description="Folder of the real data sets, or of your .npz files."
+    data_dir: str | None = _setting(None, "Folder of the real data sets, or of your .npz files.", example="/my/folder")
+    partition: Literal["iid", "dirichlet", "natural"] | None = _setting(
+        None, "Split of the records. Default: `dirichlet`, or `natural` if the data set says who holds what."
     )
-    partition: Literal["iid", "dirichlet", "natural"] | None = Field(
-        None,
-        description="Split of the records. Default: `dirichlet`, or `natural` if the data set says who holds what.",
+    dirichlet_beta: float = _setting(0.5, "Skew of the labels between clients. Smaller is harder.", gt=0)
+    clients: int = _setting(10, "Number of clients.", ge=1, le=1_000_000)
+    min_samples: int = _setting(10, "Fewest records of a client in a Dirichlet split.", ge=1)
+    validation: float = _setting(
+        0.0, "Share of the training set that no client holds: public data, for tuning and for adap_dpfl.", ge=0, lt=1
     )
-    dirichlet_beta: float = Field(0.5, gt=0, description="Skew of the labels between clients. Smaller is harder.")
-    clients: int = Field(10, ge=1, le=1_000_000, description="Number of clients.")
-    min_samples: int = Field(10, ge=1, description="Fewest records of a client in a Dirichlet split.")
-    validation: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of the training set that no client holds: public data, for tuning and for adap_dpfl.",
+    pixel_range: tuple[float, float] = _setting((-1.0, 1.0), "Values of black and white pixels.", strict=False)
+    num_classes: int | None = _setting(
+        None, "`npz`: number of classes. Default: counted in the clients' labels, which no ε covers.", ge=2, example=3
     )
-    pixel_range: tuple[float, float] = Field((-1.0, 1.0), strict=False, description="Values of black and white pixels.")
-    num_classes: int | None = Field(
-        None,
-        ge=2,
-        examples=[3],
-        description="`npz`: number of classes. Default: counted in the clients' labels, which no ε covers.",
-    )
-    alpha: float = Field(1.0, ge=0, le=1e6, description="`synthetic`: how much clients' models differ.")
-    beta: float = Field(1.0, ge=0, le=1e6, description="`synthetic`: how much clients' inputs differ.")
-    loader_options: dict[str, Any] = Field(
-        {}, examples=[{"year": 2026}], description="Settings of a data set from another package, as it documents them."
+    alpha: float = _setting(1.0, "`synthetic`: how much clients' models differ.", ge=0, le=1e6)
+    beta: float = _setting(1.0, "`synthetic`: how much clients' inputs differ.", ge=0, le=1e6)
+    loader_options: dict[str, Any] = _setting(
+        {}, "Settings of a data set from another package, as it documents them.", example={"year": 2026}
     )
 
 
 class ModelSection(_Section):
     """[model]: the network and its loss."""
 
-    name: ModelName = Field(
+    name: ModelName = _setting(
         "compact_cnn",
-        description="The network. `cnn` is the paper's, for images. `compact_cnn` learns more from small budgets. "
+        "The network. `cnn` is the paper's, for images. `compact_cnn` learns more from small budgets. "
         "`scatter_linear`, softmax on fixed features of images, learns most.",
     )
-    loss: LossName = Field("cross_entropy", description="The loss of each record.")
-    hidden: int = Field(128, ge=1, le=100_000, description="`mlp`: width of its hidden layer.")
-    frequencies: int = Field(
-        6,
-        ge=0,
-        description="`scatter_linear`: keep scattering coefficients up to this sum of row and column frequency.",
+    loss: LossName = _setting("cross_entropy", "The loss of each record.")
+    hidden: int = _setting(128, "`mlp`: width of its hidden layer.", ge=1, le=100_000)
+    frequencies: int = _setting(
+        6, "`scatter_linear`: keep scattering coefficients up to this sum of row and column frequency.", ge=0
     )
-    upright: bool = Field(
-        False, description="`scatter_linear`: centre every image and set it upright first, for handwriting."
+    upright: bool = _setting(False, "`scatter_linear`: centre every image and set it upright first, for handwriting.")
+    positions: Annotated[Literal[1, 2, 4], BeforeValidator(_whole)] = _setting(
+        1, "`scatter_linear`: average features over this many shifts of the image, two pixels apart."
     )
-    positions: Annotated[Literal[1, 2, 4], BeforeValidator(_whole)] = Field(
-        1,
-        description="`scatter_linear`: average features over this many shifts of the image, two pixels apart.",
-    )
-    learned: tuple[Annotated[str, Field(pattern=r"^.+#sha256=[0-9a-f]{64}$")], ...] = Field(
+    learned: tuple[Annotated[str, Field(pattern=r"^.+#sha256=[0-9a-f]{64}$")], ...] = _setting(
         (),
-        strict=False,  # TOML has lists, not tuples
-        examples=[["filters.safetensors#sha256=" + 64 * "0"]],
-        description="`scatter_linear`: at most two files of learned filters, each as `PATH#sha256=HEX`. "
+        "`scatter_linear`: at most two files of learned filters, each as `PATH#sha256=HEX`. "
         "A relative path starts at the configuration file's folder. The recipes' files are in `reproduction/filters`.",
+        strict=False,  # TOML has lists, not tuples
+        example=["filters.safetensors#sha256=" + 64 * "0"],
     )
-    deviation_clip: float = Field(
-        0.05,
-        gt=0,
-        description="`scatter_linear`: clip norm of the squared deviations whose sum is released.",
+    deviation_clip: float = _setting(
+        0.05, "`scatter_linear`: clip norm of the squared deviations whose sum is released.", gt=0
     )
 
 
 class PrivacySection(_Section):
     """[privacy]: the budget of every client, and the mechanism that spends it."""
 
-    epsilon: float = Field(2.0, gt=0, le=1e6, description="ε that every client may spend. Smaller is more private.")
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ of every client: the probability that ε may fail to hold.")
-    accountant: Accountant = Field("pld", description="How ε is computed. `pld` is the tightest.")
-    sample_rate: float = Field(0.04, ge=1e-9, le=1, description="q: probability that a record joins a batch.")
-    noise_multiplier: float | None = Field(
-        None,
-        gt=0,
-        examples=[1.1],
-        description="σ: noise divided by C. Default: the least noise that pays for `max_steps` steps.",
+    epsilon: float = _setting(2.0, "ε that every client may spend. Smaller is more private.", gt=0, le=1e6)
+    delta: float = _setting(1e-5, "δ of every client: the probability that ε may fail to hold.", gt=0, lt=1)
+    accountant: Accountant = _setting("pld", "How ε is computed. `pld` is the tightest.")
+    sample_rate: float = _setting(0.04, "q: probability that a record joins a batch.", ge=1e-9, le=1)
+    noise_multiplier: float | None = _setting(
+        None, "σ: noise divided by C. Default: the least noise that pays for `max_steps` steps.", gt=0, example=1.1
     )
-    max_steps: int | None = Field(
+    max_steps: int | None = _setting(
         None,
-        ge=1,
-        examples=[100],
-        description="R_c: local steps that σ is chosen to pay for, if `noise_multiplier` is not set. Default: "
+        "R_c: local steps that σ is chosen to pay for, if `noise_multiplier` is not set. Default: "
         "`local_steps` for each round with the policy `fixed`, two for each round with others. `pe_dpfl` with variant "
         "`output` is charged by the round and does not read it.",
+        ge=1,
+        example=100,
     )
-    noise: NoiseKind = Field(
+    noise: NoiseKind = _setting(
         "gaussian",
-        description="`grid` is exact to the last bit, and slower: it adds whole numbers, record by record, and noise "
+        "`grid` is exact to the last bit, and slower: it adds whole numbers, record by record, and noise "
         "in whole numbers.",
     )
-    statistics_noise: float = Field(
-        10.0, gt=0, description="`scatter_linear`: σ of each of the two releases that centre and scale its features."
+    statistics_noise: float = _setting(
+        10.0, "`scatter_linear`: σ of each of the two releases that centre and scale its features.", gt=0
     )
-    unsafe: tuple[Literal["unaccounted-signals"], ...] = Field(
+    unsafe: tuple[Literal["unaccounted-signals"], ...] = _setting(
         (),
+        '["unaccounted-signals"] admits the policies `paper` and `reference`, which no ε covers.',
         strict=False,  # TOML has lists, not tuples
-        examples=[["unaccounted-signals"]],
-        description='["unaccounted-signals"] admits the policies `paper` and `reference`, which no ε covers.',
+        example=["unaccounted-signals"],
     )
 
 
 class MethodSection(_Section):
     """[method]: the method, the policy for τ, and the step sizes."""
 
-    name: MethodName = Field("ali_dpfl", description="The method.")
-    policy: PolicyName | None = Field(
-        None,
-        description="How the number of local steps τ is chosen. Default: `ali` for ali_dpfl, `fixed` for the others.",
+    name: MethodName = _setting("ali_dpfl", "The method.")
+    policy: PolicyName | None = _setting(
+        None, "How the number of local steps τ is chosen. Default: `ali` for ali_dpfl, `fixed` for the others."
     )
-    local_steps: int | None = Field(
+    local_steps: int | None = _setting(
         None,
+        "Local steps τ of a round, for the policy `fixed`. Default: 1; 3 for adap_dpfl and pe_dpfl.",
         ge=1,
-        examples=[3],
-        description="Local steps τ of a round, for the policy `fixed`. Default: 1; 3 for adap_dpfl and pe_dpfl.",
+        example=3,
     )
-    clip_norm: float = Field(
-        1.0, gt=0, description="C: each record's gradient is clipped to this norm. For adap_dpfl, C of the first round."
+    clip_norm: float = _setting(
+        1.0, "C: each record's gradient is clipped to this norm. For adap_dpfl, C of the first round.", gt=0
     )
-    learning_rate: float = Field(4.0, ge=1e-9, le=1e6, description="η₀: the clients' step size at the start.")
-    schedule: Literal["constant", "late_decay", "linear", "cosine"] = Field(
-        "late_decay", description="How the step size η falls during training."
+    learning_rate: float = _setting(4.0, "η₀: the clients' step size at the start.", ge=1e-9, le=1e6)
+    schedule: Literal["constant", "late_decay", "linear", "cosine"] = _setting(
+        "late_decay", "How the step size η falls during training."
     )
-    heterogeneity: float | None = Field(
+    heterogeneity: float | None = _setting(
         None,
-        ge=0,
-        examples=[5.0],
-        description="Γ of Lemma 2: how far the clients' optima lie apart. Default: the paper's value for the split (a "
+        "Γ of Lemma 2: how far the clients' optima lie apart. Default: the paper's value for the split (a "
         "guess over vaults, which have no split), 1 if the clients come with the data.",
+        ge=0,
+        example=5.0,
     )
-    options: dict[str, Any] = Field(
-        {}, examples=[{"draws": 2}], description="Further settings of the method, see the table below."
-    )
-    policy_options: dict[str, Any] = Field(
-        {}, examples=[{"pace_limit": 2.0}], description="Further settings of the policy, see the table below."
+    options: dict[str, Any] = _setting({}, "Further settings of the method, see the table below.", example={"draws": 2})
+    policy_options: dict[str, Any] = _setting(
+        {}, "Further settings of the policy, see the table below.", example={"pace_limit": 2.0}
     )
 
 
 class FederationSection(_Section):
     """[federation]: rounds, limits, and the server."""
 
-    max_rounds: int = Field(50, ge=1, description="R_s: the maximum number of communication rounds.")
-    clients_per_round: int | None = Field(
-        None, ge=1, examples=[5], description="Number of clients drawn at random in each round. Default: all."
+    max_rounds: int = _setting(50, "R_s: the maximum number of communication rounds.", ge=1)
+    clients_per_round: int | None = _setting(
+        None, "Number of clients drawn at random in each round. Default: all.", ge=1, example=5
     )
-    time_limit: Seconds | None = Field(
+    time_limit: Seconds | None = _setting(
+        None, 'Stop before training takes longer, such as "2h" or 90 (seconds).', gt=0, le=1e9, example="2h"
+    )
+    traffic_limit: Bytes | None = _setting(
+        None, 'Stop before more bytes have travelled, such as "5GB".', gt=0, example="5GB"
+    )
+    momentum: float = _setting(0.0, "Momentum of the server's step.", ge=0, lt=1)
+    averaging: float = _setting(
+        0.0, "Weight of the past in the moving average that is evaluated and saved.", ge=0, lt=1
+    )
+    quorum: float = _setting(
+        0.5, "Share of a round's updates that must arrive; with fewer, the model stays as it is.", gt=0, le=1
+    )
+    max_client_weight: float | None = _setting(
         None,
-        gt=0,
-        le=1e9,
-        examples=["2h"],
-        description='Stop before training takes longer, such as "2h" or 90 (seconds).',
-    )
-    traffic_limit: Bytes | None = Field(
-        None, gt=0, examples=["5GB"], description='Stop before more bytes have travelled, such as "5GB".'
-    )
-    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of the server's step.")
-    averaging: float = Field(
-        0.0, ge=0, lt=1, description="Weight of the past in the moving average that is evaluated and saved."
-    )
-    quorum: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="Share of a round's updates that must arrive; with fewer, the model stays as it is.",
-    )
-    max_client_weight: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="Cap on one client's share of the average. A round then needs so many updates that no client "
+        "Cap on one client's share of the average. A round then needs so many updates that no client "
         "exceeds it. Default: no cap. `alidpfl flower init` writes 0.5, because a node states its own size.",
+        gt=0,
+        le=1,
     )
-    weight_exponent: float = Field(
-        1.0,
-        ge=0,
-        le=2,
-        description="A client's share is its number of records to this power. Above 1, small clients count less.",
+    weight_exponent: float = _setting(
+        1.0, "A client's share is its number of records to this power. Above 1, small clients count less.", ge=0, le=2
     )
-    dropout_rate: float = Field(0.0, ge=0, lt=1, description="Simulated share of clients that never answer.")
-    straggler_rate: float = Field(0.0, ge=0, lt=1, description="Simulated share of clients that answer too late.")
+    dropout_rate: float = _setting(0.0, "Simulated share of clients that never answer.", ge=0, lt=1)
+    straggler_rate: float = _setting(0.0, "Simulated share of clients that answer too late.", ge=0, lt=1)
 
 
 class RunSection(_Section):
     """[run]: seeds, processes and evaluation."""
 
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the split, the first weights, the batches and the noise.")
-    randomness: Literal["seeded", "secure"] = Field(
-        "seeded",
-        description="Batches and noise: `seeded` can be repeated, `secure` uses the operating system's entropy.",
+    seed: int = _setting(0, "Seed of the split, the first weights, the batches and the noise.", ge=0, lt=2**63)
+    randomness: Literal["seeded", "secure"] = _setting(
+        "seeded", "Batches and noise: `seeded` can be repeated, `secure` uses the operating system's entropy."
     )
-    processes: int | None = Field(
-        None, ge=1, le=1024, examples=[2], description="Worker processes. Default: one for each core."
-    )
-    device: Literal["cpu", "cuda"] = Field("cpu", description="Where clients train.")
-    evaluate_every: int = Field(
-        10, ge=1, description="Rounds between two evaluations. The last round is always evaluated."
-    )
-    evaluate_on: Literal["test", "validation"] = Field(
-        "test", description="Data to evaluate on. `validation` leaves the test set alone, for choosing settings."
+    processes: int | None = _setting(None, "Worker processes. Default: one for each core.", ge=1, le=1024, example=2)
+    device: Literal["cpu", "cuda"] = _setting("cpu", "Where clients train.")
+    evaluate_every: int = _setting(10, "Rounds between two evaluations. The last round is always evaluated.", ge=1)
+    evaluate_on: Literal["test", "validation"] = _setting(
+        "test", "Data to evaluate on. `validation` leaves the test set alone, for choosing settings."
     )
 
 
@@ -301,10 +257,8 @@ class Config(_Section):
         """The split of the records: the one that is set, or the data set's default."""
         if self.data.partition is not None:
             return self.data.partition
-        name = self.data.name
-        is_natural = name in _WITH_CLIENTS or (
-            name not in DATASETS.shipped and getattr(DATASETS[name], "natural_clients", False)
-        )
+        name, is_ours = self.data.name, self.data.name in DATASETS.shipped
+        is_natural = name in _WITH_CLIENTS if is_ours else getattr(DATASETS[name], "natural_clients", False)
         return "natural" if is_natural else "dirichlet"
 
     @property
@@ -364,7 +318,7 @@ class Config(_Section):
         if not self.has_statistics:
             for section, key in STATISTICS_SETTINGS:
                 values[section].pop(key)
-        for section, key, default in _LATER_SETTINGS:
+        for (section, key), default in _LATER_SETTINGS.items():
             if values[section][key] == default:
                 values[section].pop(key)
         if self.policy == "fixed":

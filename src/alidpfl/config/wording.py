@@ -42,7 +42,7 @@ def kind(annotation: Any) -> str:
 
 def kind_of(field: FieldInfo) -> str:
     """Return the type of a setting; for a name in a registry, the names that ship with alidpfl."""
-    registry = _registry(field)
+    registry = _choices(field)[0]
     return kind(field.annotation) if registry is None else ", ".join(map(toml, registry.shipped))
 
 
@@ -60,8 +60,8 @@ def refused(problem: Mapping[str, Any], name: str, value: object, field: FieldIn
         value: what was given.
         field: the setting.
     """
-    registry = _registry(field)
-    options = _literals(field.annotation) if registry is None else list(registry)
+    registry, texts = _choices(field)
+    options = texts if registry is None else list(registry)
     if problem["type"] == "literal_error" and isinstance(problem["input"], str) and options:
         listed = ", ".join(f"'{option}'" for option in options)
         meant = nearest(problem["input"], options)
@@ -77,8 +77,7 @@ def expected(field: FieldInfo) -> str:
     if what.startswith('"') or get_origin(annotation) is Literal:
         return f"one of {what}"
     article = "" if annotation in (bool, str) or "text" in what else "a "
-    within = f" {limits(field)}" if limits(field) else ""
-    return f"{article}{what}{within}, such as {example(field)}"
+    return f"{article}{f'{what} {limits(field)}'.strip()}, such as {example(field)}"
 
 
 def example(field: FieldInfo) -> str:
@@ -122,17 +121,10 @@ def together(problems: Iterable[str]) -> str:
     return "; ".join([*each[:_MOST_PROBLEMS], *left])
 
 
-def _literals(annotation: Any) -> list[str]:
-    """Return the texts that a setting may be."""
-    found: list[Any] = [annotation]
-    while any(get_args(a) for a in found):
-        found = [b for a in found for b in (get_args(a) or (a,))]
-    return [a for a in found if isinstance(a, str)]
-
-
-def _registry(field: FieldInfo) -> Registry | None:
-    """Return the registry of a setting's names, which pydantic keeps beside the type or within an optional type."""
-    parts = [field.annotation, *field.metadata]
+def _choices(field: FieldInfo) -> tuple[Registry | None, list[str]]:
+    """Return the registry of a setting's names, or None, and the texts that its type lists."""
+    parts = [field.annotation, *field.metadata]  # pydantic keeps a registry beside the type, or within it
     while any(get_args(part) for part in parts):
         parts = [inner for part in parts for inner in (get_args(part) or (part,))]
-    return next((part for part in parts if isinstance(part, Registry)), None)
+    registry = next((part for part in parts if isinstance(part, Registry)), None)
+    return registry, [part for part in parts if isinstance(part, str)]

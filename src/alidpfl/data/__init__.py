@@ -27,22 +27,8 @@ _MODULES = {
     "sources": ("SOURCES", "Source"),
 }
 
-__all__ = [
-    "SOURCES",
-    "Dataset",
-    "LabelledData",
-    "Source",
-    "dirichlet",
-    "download_directory",
-    "from_clients",
-    "get",
-    "held_out_rows",
-    "iid",
-    "label_counts",
-    "load",
-    "scaled_images",
-    "small_clients",
-]
+__all__ = ["SOURCES", "Dataset", "LabelledData", "Source", "dirichlet", "download_directory", "from_clients", "get"]
+__all__ += ["held_out_rows", "iid", "label_counts", "load", "scaled_images", "small_clients"]
 
 
 def __getattr__(name: str) -> Any:

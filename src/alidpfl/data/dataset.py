@@ -4,7 +4,7 @@ import inspect
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -27,19 +27,26 @@ _BYTE_TOLERANCE = 0.01  # far above the rounding of float32
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledData:
-    """Records with their classes. Types, shapes and values are checked on construction.
+    """Records with their classes: `inputs` (n, ...) float32, and `targets` (n,) int64, numbered from 0.
 
     >>> LabelledData(inputs=torch.zeros(3, 60), targets=torch.tensor([0, 1, 1]))
     LabelledData(3 records of shape (60,))
     """
 
     inputs: Tensor
-    """(n, ...) float32."""
     targets: Tensor
-    """(n,) int64, numbered from 0."""
 
     def __post_init__(self) -> None:
-        _check_tensors(self.inputs, self.targets)
+        for name, value, dtype in (("inputs", self.inputs, torch.float32), ("targets", self.targets, torch.int64)):
+            if not isinstance(value, Tensor):
+                raise DataError(f"{name} must be a torch.Tensor, not {type(value).__name__}; use torch.as_tensor")
+            if value.dtype != dtype:
+                raise DataError(f"{name} have type {value.dtype}, need {dtype}; convert with .to({dtype})")
+        if self.targets.ndim != 1 or self.inputs.ndim < 2 or len(self.inputs) != len(self.targets):  # noqa: PLR2004
+            raise DataError(
+                f"inputs have shape {tuple(self.inputs.shape)} and targets {tuple(self.targets.shape)}; "
+                "need (n, ...) and (n,) with one target for each input"
+            )
         # aminmax returns NaN if any input is NaN.
         if self.inputs.numel() and not all(math.isfinite(end) for end in torch.aminmax(self.inputs)):
             raise DataError("inputs have values that are NaN or infinite; clean them before training")
@@ -47,9 +54,7 @@ class LabelledData:
             raise DataError("targets have negative numbers; number the classes from 0")
 
     @classmethod
-    def from_images(
-        cls, images: NDArray[np.uint8], labels: NDArray[np.int64], pixel_range: PixelRange
-    ) -> "LabelledData":
+    def from_images(cls, images: NDArray[np.uint8], labels: NDArray[np.int64], pixel_range: PixelRange) -> Self:
         """Scale images of bytes to `pixel_range` and pair them with their labels."""
         return cls(inputs=scaled_images(images, pixel_range), targets=torch.from_numpy(labels))
 
@@ -80,23 +85,19 @@ class Dataset:
     """The names of these clients, if they have names."""
 
     def __post_init__(self) -> None:
-        if self.num_classes < _MIN_CLASSES:
-            raise DataError(f"{self.name}: num_classes={self.num_classes} must be at least {_MIN_CLASSES}")
-        for part_name, part in (("train", self.train), ("test", self.test)):
-            if len(part) == 0:
-                raise DataError(f"{self.name}: the {part_name} part is empty; give at least one record")
-            if int(part.targets.max()) >= self.num_classes:
-                raise DataError(
-                    f"{self.name}: the {part_name} part has classes beyond num_classes={self.num_classes}; "
-                    "number the classes from 0"
-                )
-        shapes = [tuple(part.inputs.shape[1:]) for part in (self.train, self.test)]
-        if shapes[0] != shapes[1]:
-            raise DataError(
-                f"{self.name}: inputs have shape {shapes[0]} in train and {shapes[1]} in test; make them equal"
-            )
+        name, classes = self.name, self.num_classes
+        if classes < _MIN_CLASSES:
+            raise DataError(f"{name}: num_classes={classes} must be at least {_MIN_CLASSES}")
+        for part, records in (("train", self.train), ("test", self.test)):
+            if len(records) == 0:
+                raise DataError(f"{name}: the {part} part is empty; give at least one record")
+            if int(records.targets.max()) >= classes:
+                raise DataError(f"{name}: the {part} part has classes beyond num_classes={classes}; number them from 0")
+        train, test = (tuple(records.inputs.shape[1:]) for records in (self.train, self.test))
+        if train != test:
+            raise DataError(f"{name}: inputs have shape {train} in train and {test} in test; make them equal")
         if self.natural_clients is not None:
-            _check_clients(self.name, self.natural_clients, len(self.train))
+            _check_clients(name, self.natural_clients, len(self.train))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -129,15 +130,9 @@ def load(
         on_progress: called with the task and the share that is done.
         options: for `synthetic`: clients, alpha, beta, is_iid, max_samples; for `npz`: num_classes.
 
-    Returns:
-        The data set.
-
     Raises:
         ConfigError: the name or an option is not known, or a value is outside its range.
         DataError: files are missing or damaged.
-
-    >>> load("synthetic", clients=3).is_synthetic
-    True
     """
     loader = DATASETS[name]
     common = {
@@ -171,24 +166,14 @@ def scaled_images(pixels: NDArray[np.uint8], pixel_range: PixelRange = DEFAULT_P
 
 
 def image_bytes(images: Tensor, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Tensor:
-    """Return scaled images as uint8: the inverse of `scaled_images`.
-
-    Raises:
-        DataError: the images are not bytes scaled to `pixel_range`.
-
-    >>> image_bytes(torch.tensor([[-1.0, 1.0]])).tolist()
-    [[0, 255]]
-    """
+    """Return scaled images as uint8: the inverse of `scaled_images`. Other values are a DataError."""
     low, high = checked_pixel_range(pixel_range)
     levels = (images - low).mul_(_MAX_BYTE / (high - low))
     whole = levels.round()
-    if images.numel() and not (
-        float((levels - whole).abs().max()) < _BYTE_TOLERANCE
-        and float(whole.min()) >= 0
-        and float(whole.max()) <= _MAX_BYTE
-    ):
+    is_byte = ((levels - whole).abs() < _BYTE_TOLERANCE) & (whole >= 0) & (whole <= _MAX_BYTE)  # false for NaN
+    if not is_byte.all():
         raise DataError(
-            f"images are not bytes scaled to pixel_range={pixel_range}; give uint8, 0 for black to 255 for white"
+            f"images are not bytes scaled to pixel_range={pixel_range}; give uint8, 0 (black) to 255 (white)"
         )
     return whole.to(torch.uint8)
 
@@ -199,20 +184,6 @@ def checked_pixel_range(pixel_range: PixelRange) -> PixelRange:
     if not -math.inf < low < high < math.inf:
         raise ConfigError(f"pixel_range={pixel_range} must be two numbers, the smaller first, such as (-1, 1)")
     return low, high
-
-
-def _check_tensors(inputs: object, targets: object) -> None:
-    for name, value, dtype in (("inputs", inputs, torch.float32), ("targets", targets, torch.int64)):
-        if not isinstance(value, Tensor):
-            raise DataError(f"{name} must be a torch.Tensor, not {type(value).__name__}; use torch.as_tensor")
-        if value.dtype != dtype:
-            raise DataError(f"{name} have type {value.dtype}, need {dtype}; convert with .to({dtype})")
-    assert isinstance(inputs, Tensor) and isinstance(targets, Tensor)  # noqa: S101, PT018 - for mypy
-    if targets.ndim != 1 or inputs.ndim < 2 or len(inputs) != len(targets):  # noqa: PLR2004
-        raise DataError(
-            f"inputs have shape {tuple(inputs.shape)} and targets {tuple(targets.shape)}; "
-            "need (n, ...) and (n,) with one target for each input"
-        )
 
 
 def _check_clients(name: str, clients: tuple[Tensor, ...], num_records: int) -> None:

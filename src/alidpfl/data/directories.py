@@ -5,7 +5,6 @@ import hashlib
 import os
 import shlex
 import zlib
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from alidpfl.registry import DATASETS
 
 DATA_DIR_VARIABLE = "ALIDPFL_DATA_DIR"
 
-_BLOCK = 1 << 20
 _BUILT_IN = {
     "strokes": "drawn digits, 60,000 + 10,000 of 1x28x28",
     "synthetic": "Synthetic(α, β) of FedProx, 60 inputs",
@@ -28,13 +26,12 @@ _BUILT_IN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """A complete copy of a data set on disk."""
+    """A complete copy of a data set on disk, with its files in the order of `Source.files`."""
 
     layout: str
     """`Source.layout`, or "debian" for the system's folder."""
     folder: Path
     files: tuple[Path, ...]
-    """In the order of `Source.files`."""
 
     @property
     def num_bytes(self) -> int:
@@ -73,19 +70,17 @@ def search_path(data_dir: Path | None = None) -> tuple[Path, ...]:
 
 def download_directory(data_dir: Path | None = None) -> Path:
     """Return where downloads go: `data_dir`, else $ALIDPFL_DATA_DIR, else the user's cache. It may not exist yet."""
-    variable = os.environ.get(DATA_DIR_VARIABLE)
-    return data_dir or (Path(variable) if variable else user_cache())
+    return data_dir or search_path()[0]
 
 
 def find(source: Source, data_dir: Path | None = None) -> Location:
-    """Return the first complete copy of a data set.
-
-    Raises:
-        DataError: there is none. The error names the directories that were searched and the command to download it.
-    """
+    """Return the first complete copy of a data set. A DataError names the command that downloads a missing one."""
     incomplete = ""
     searched = search_path(data_dir)
-    for layout, folder in _places(source, searched):
+    places = [(source.layout, directory / source.folder) for directory in searched]
+    if source.system_folder:
+        places.append(("debian", Path(source.system_folder)))
+    for layout, folder in places:
         found = [present(folder / file.name) for file in source.files]
         if all(found):
             return Location(layout=layout, folder=folder, files=tuple(path for path in found if path is not None))
@@ -115,11 +110,8 @@ def is_whole(path: Path, known: KnownFile) -> bool:
 
 def digest(path: Path, algorithm: str = "sha256", *, is_packed: bool = False) -> str:
     """Return the checksum of a file in hex. A file that `is_packed` is unpacked by gzip first."""
-    total = hashlib.new(algorithm, usedforsecurity=algorithm != "md5")
     with gzip.open(path) if is_packed else path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            total.update(block)
-    return total.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def how_to_get(source: Source, data_dir: Path | None = None) -> str:
@@ -144,13 +136,6 @@ def inventory(data_dir: Path | None = None) -> tuple[Entry, ...]:
     )
 
 
-def _places(source: Source, directories: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
-    for directory in directories:
-        yield source.layout, directory / source.folder
-    if source.system_folder:
-        yield "debian", Path(source.system_folder)
-
-
 def _was_whole(path: Path, known: KnownFile) -> bool:
     """Return `is_whole`, from the cache if the file did not change since."""
     status = path.stat()
@@ -158,12 +143,12 @@ def _was_whole(path: Path, known: KnownFile) -> bool:
     seen = user_cache() / "intact" / hashlib.sha256(key.encode()).hexdigest()
     if seen.exists():
         return True
-    is_intact = is_whole(path.with_name(known.name), known)
-    if is_intact:
-        with suppress(OSError):  # no space or no permission: the file is read again next time
-            seen.parent.mkdir(parents=True, exist_ok=True)
-            seen.touch()
-    return is_intact
+    if not is_whole(path.with_name(known.name), known):
+        return False
+    with suppress(OSError):  # no space or no permission: the file is read again next time
+        seen.parent.mkdir(parents=True, exist_ok=True)
+        seen.touch()
+    return True
 
 
 def _real(source: Source, data_dir: Path | None) -> Entry:

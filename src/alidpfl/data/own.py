@@ -20,6 +20,8 @@ Arrays: TypeAlias = Tensor | NDArray[Any] | ArrayLike
 Client: TypeAlias = tuple[Arrays, Arrays] | torch_data.Dataset[Any] | LabelledData
 """A client's inputs and classes, or a torch data set with items (input, class)."""
 
+_FileArrays: TypeAlias = tuple[NDArray[Any], NDArray[np.int64]]
+
 TEST_FILE = "test.npz"
 
 _PAIR = 2
@@ -28,8 +30,6 @@ _MAX_CLASS = (1 << 31) - 1
 _STREAM = 5  # keeps these random numbers apart from those of the partitions
 _ZIP = b"PK"  # the first bytes of a .npz file
 _FORM = "store x with shape (n, ...) and y with shape (n,), by numpy.savez(file, x=..., y=...)"
-
-_FileArrays: TypeAlias = tuple[NDArray[Any], NDArray[np.int64]]
 
 
 def from_clients(
@@ -40,7 +40,7 @@ def from_clients(
     num_classes: int | None = None,
     is_synthetic: bool = False,
 ) -> Dataset:
-    """Make a data set of the records of given clients. The records are copied into one pair of tensors.
+    """Return a data set with natural clients. Their records are copied into one pair of tensors.
 
     Args:
         clients: for each client (inputs, classes) as tensors or arrays, or a torch data set.
@@ -48,9 +48,6 @@ def from_clients(
         name: the name of the data set in results and errors.
         num_classes: number of classes. Default: one more than the largest class.
         is_synthetic: True if a program made the data.
-
-    Returns:
-        The data set, with natural clients.
 
     Raises:
         DataError: the records of a client cannot be made into tensors, or do not fit those of the others.
@@ -91,9 +88,8 @@ def labelled(client: Client, what: str) -> LabelledData:
     except DataError as error:
         raise DataError(f"{what}: {error}") from None
     except (TypeError, ValueError, RuntimeError) as error:  # its text may quote records
-        raise DataError(
-            f"{what}: cannot be made into tensors ({type(error).__name__}); give numbers in arrays of one shape"
-        ) from None
+        told = f"cannot be made into tensors ({type(error).__name__}); give numbers in arrays of one shape"
+        raise DataError(f"{what}: {told}") from None
 
 
 def load_npz(
@@ -103,7 +99,7 @@ def load_npz(
     pixel_range: PixelRange = DEFAULT_PIXEL_RANGE,
     num_classes: int | None = None,
 ) -> Dataset:
-    """Load a folder of .npz files: one for each client, in the order of their names, and `test.npz`.
+    """Load natural clients from a folder of .npz files: one for each, in the order of their names, and `test.npz`.
 
     Without `test.npz`, a tenth of each client's records is held out for testing. Without `num_classes`, the largest
     label decides. Both show something about private records without noise: `Dataset.shown` says what.
@@ -113,9 +109,6 @@ def load_npz(
         seed: draws the records that are held out.
         pixel_range: inputs of type uint8 are pixels and are scaled to this range; others stay as they are.
         num_classes: number of classes.
-
-    Returns:
-        The data set, with natural clients.
 
     Raises:
         ConfigError: `data_dir` is missing, or the seed is not a whole number of at least 0.
@@ -195,8 +188,7 @@ def _read(path: Path) -> _FileArrays:
                 raise DataError(f"{path} is not a .npz file, in spite of its name; {_FORM}")
             file.seek(0)
             arrays = np.load(file, allow_pickle=False)  # a pickle could run any code
-            missing = [name for name in ("x", "y") if name not in arrays]
-            if missing:
+            if missing := [name for name in ("x", "y") if name not in arrays]:
                 raise DataError(f"{path} has no array {' and '.join(missing)}, only {sorted(arrays)}; {_FORM}")
             x, y = (_plain(path, arrays, name) for name in ("x", "y"))
     except FileNotFoundError:
@@ -223,9 +215,9 @@ def _check_arrays(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
         raise DataError(f"{path}: array y has numbers that are no classes; number the classes from 0")
 
 
-def _plain(path: Path, arrays: Any, name: str) -> NDArray[Any]:
+def _plain(path: Path, arrays: Any, name: str) -> Any:
     try:
-        found: NDArray[Any] = arrays[name]
+        return arrays[name]
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
@@ -233,7 +225,6 @@ def _plain(path: Path, arrays: Any, name: str) -> NDArray[Any]:
             f"{path}: array {name} holds Python objects, such as lists of unequal length or text; make it one of "
             f"numbers, such as {name}.astype('{'float32' if name == 'x' else 'int64'}'), and save it again"
         ) from None
-    return found
 
 
 def _check_together(files: Mapping[Path, _FileArrays], num_classes: int | None) -> None:

@@ -18,17 +18,12 @@ Partition: TypeAlias = tuple[Rows, ...]
 Split: TypeAlias = Literal["iid", "dirichlet", "natural"]
 
 DEFAULT_MIN_SAMPLES = 10
-DEFAULT_MAX_TRIES = 10_000
 
 _IID_STREAM, _DIRICHLET_STREAM, _HOLD_OUT_STREAM = 1, 2, 3  # one seed gives each its own random numbers
 
 
 def iid(num_samples: int, num_clients: int, seed: int) -> Partition:
-    """Split evenly at random: the sizes differ by at most one.
-
-    >>> [len(part) for part in iid(10, 3, seed=0)]
-    [4, 3, 3]
-    """
+    """Split evenly at random: the sizes differ by at most one."""
     _check_sizes(num_samples, num_clients, min_samples=1)
     order = _generator(_IID_STREAM, seed).permutation(num_samples)
     return tuple(np.sort(part).astype(np.int64) for part in np.array_split(order, num_clients))
@@ -41,7 +36,7 @@ def dirichlet(
     seed: int,
     *,
     min_samples: int = DEFAULT_MIN_SAMPLES,
-    max_tries: int = DEFAULT_MAX_TRIES,
+    max_tries: int = 10_000,
 ) -> Partition:
     """Split by label: each class goes to the clients in shares ~ Dir(β). A smaller β gives more skew.
 
@@ -55,9 +50,6 @@ def dirichlet(
         seed: the same seed gives the same split.
         min_samples: fewest records of a client.
         max_tries: number of draws before giving up.
-
-    Returns:
-        The rows of each client.
 
     Raises:
         ConfigError: a value is outside its range, or no draw gave every client `min_samples`.
@@ -102,18 +94,6 @@ def client_rows(
         seed: draws the split.
         min_samples: fewest records of a client under `dirichlet`.
         among: the rows to split. Default: all rows.
-
-    Returns:
-        For each client its rows.
-
-    Raises:
-        ConfigError: the data set and the split do not fit, or a value is outside its range.
-
-    >>> from alidpfl.data import load
-    >>> made = load("synthetic", clients=3)
-    >>> parts = client_rows(made, "iid", clients=2, dirichlet_beta=0.5, seed=0)
-    >>> sum(len(rows) for rows in parts) == len(made.train)
-    True
     """
     rows = torch.arange(len(dataset.train)) if among is None else among
     if split != "natural" and dataset.natural_clients is not None and not dataset.is_synthetic:
@@ -137,14 +117,8 @@ def client_rows(
 
 
 def held_out_rows(num_samples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Return rows to train on and rows to hold out, both sorted. A fraction of 0 holds out none.
-
-    >>> kept, held_out = held_out_rows(10, 0.2, seed=0)
-    >>> len(kept), len(held_out)
-    (8, 2)
-    """
-    rule = "must be at least 0 and below 1, such as 0.1"
-    fraction = checks.real("fraction", fraction, low=0, below=1, rule=rule)
+    """Return rows to train on and rows to hold out, both sorted. A fraction of 0 holds out none."""
+    fraction = checks.real("fraction", fraction, low=0, below=1, rule="must be at least 0 and below 1, such as 0.1")
     count = round(fraction * num_samples)
     if count >= num_samples or (fraction > 0 and count == 0):
         raise ConfigError(f"fraction={fraction:g} of {num_samples} records leaves a part empty; take another fraction")
@@ -172,43 +146,31 @@ def small_clients(parts: Sequence[Sequence[int] | Rows], sample_rate: float) -> 
     >>> small_clients([range(10), range(1000)], sample_rate=0.015)
     (0,)
     """
-    rule = "must be in (0, 1]; did you pass a batch size?"
-    checks.real("sample_rate", sample_rate, above=0, high=1, rule=rule)
+    checks.real("sample_rate", sample_rate, above=0, high=1, rule="must be in (0, 1]; did you pass a batch size?")
     return tuple(client for client, part in enumerate(parts) if sample_rate * len(part) < 1)
 
 
-def _draw_counts(
-    class_sizes: Sequence[int], num_clients: int, beta: float, random: np.random.Generator
-) -> NDArray[np.int64]:
+def _draw_counts(sizes: Sequence[int], num_clients: int, beta: float, random: np.random.Generator) -> NDArray[np.int64]:
     """Draw how many records of each class each client gets: (classes, clients)."""
-    fair_size = sum(class_sizes) / num_clients  # n / N
+    fair_size = sum(sizes) / num_clients  # n / N
     held = np.zeros(num_clients, np.int64)
-    counts = np.zeros((len(class_sizes), num_clients), np.int64)
-    for row, size in zip(counts, class_sizes, strict=True):
-        shares = _capped(random.dirichlet(np.full(num_clients, beta)), held < fair_size)
-        cuts = np.floor(np.cumsum(shares)[:-1] * size + 0.5).astype(np.int64).clip(0, size)
+    counts = np.zeros((len(sizes), num_clients), np.int64)
+    for row, size in zip(counts, sizes, strict=True):
+        shares, has_room = random.dirichlet(np.full(num_clients, beta)), held < fair_size
+        shares = np.where(has_room & np.isfinite(shares), shares, 0.0)
+        if shares.sum() <= 0:
+            # At small β the whole draw may round to zero or fall on full clients. Then the clients with room share
+            # evenly. While records are left, some client is below the mean and has room.
+            shares = has_room.astype(np.float64)
+        cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * size + 0.5).astype(np.int64).clip(0, size)
         row[:] = np.diff(cuts, prepend=0, append=size)
         held += row
     return counts
 
 
-def _capped(shares: NDArray[np.float64], has_room: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the shares of the clients that have room, scaled to add up to 1."""
-    # At small β the whole draw may round to zero or fall on full clients. Then the clients with room share evenly.
-    # While records are left, some client is below the mean and has room.
-    kept = np.where(has_room & np.isfinite(shares), shares, 0.0)
-    if kept.sum() <= 0:
-        kept = has_room.astype(np.float64)
-    capped: NDArray[np.float64] = kept / kept.sum()
-    return capped
-
-
 def _deal(by_class: Sequence[NDArray[np.intp]], counts: NDArray[np.int64], random: np.random.Generator) -> Partition:
     """Shuffle each class and give every client the number that was drawn."""
-    dealt = [
-        np.split(random.permutation(members), np.cumsum(row)[:-1])
-        for members, row in zip(by_class, counts, strict=True)
-    ]
+    dealt = [np.split(random.permutation(m), np.cumsum(row)[:-1]) for m, row in zip(by_class, counts, strict=True)]
     return tuple(np.sort(np.concatenate(pieces)).astype(np.int64) for pieces in zip(*dealt, strict=True))
 
 

@@ -5,6 +5,7 @@ Headers and sizes are checked before an array is made. A damaged file is a DataE
 
 import gzip
 import zlib
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import IO, TypeAlias
@@ -28,38 +29,31 @@ _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_RECORD = 1 + prod(_CIFAR_SHAPE)  # a label, then the red, green and blue planes
 
 
-def load_mnist(*, data_dir: Path | None = None, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Dataset:
-    """Load MNIST."""
-    return _load_idx(MNIST, data_dir, pixel_range)
+def _load(source: Source, *, data_dir: Path | None = None, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Dataset:
+    """Load a public image data set from its files on disk."""
+    files = find(source, data_dir).files
+    remedy = f"delete it and {how_to_get(source, data_dir)}"
+    if source.layout == "binary":
+        *batches, test = (read_cifar(path, remedy) for path in files)
+    else:
+        *batches, test = (read_idx_pair(files[i], files[i + 1], remedy) for i in (0, 2))
+    images, labels = (np.concatenate(part) for part in zip(*batches, strict=True))
+    return Dataset(
+        name=source.name,
+        train=LabelledData.from_images(images, labels, pixel_range),
+        test=LabelledData.from_images(*test, pixel_range),
+        num_classes=_NUM_CLASSES,
+        is_synthetic=False,
+    )
 
 
-def load_fashion_mnist(*, data_dir: Path | None = None, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Dataset:
-    """Load Fashion-MNIST."""
-    return _load_idx(FASHION_MNIST, data_dir, pixel_range)
-
-
-def load_cifar10(*, data_dir: Path | None = None, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> Dataset:
-    """Load CIFAR-10."""
-    files, remedy = find(CIFAR10, data_dir).files, _remedy(CIFAR10, data_dir)
-    batches = [read_cifar(path, remedy) for path in files]
-    images, labels = (np.concatenate(part) for part in zip(*batches[:-1], strict=True))
-    return _dataset(CIFAR10, (images, labels), batches[-1], pixel_range)
+load_mnist = partial(_load, MNIST)
+load_fashion_mnist = partial(_load, FASHION_MNIST)
+load_cifar10 = partial(_load, CIFAR10)
 
 
 def read_idx(path: Path, num_dims: int, remedy: str) -> NDArray[np.uint8]:
-    """Read an IDX file of unsigned bytes, gzipped if its name ends in `.gz`.
-
-    Args:
-        path: the file.
-        num_dims: how many dimensions the array must have.
-        remedy: the end of the error if the file is damaged.
-
-    Returns:
-        The array.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
+    """Read an IDX file of unsigned bytes, gzipped if its name ends in `.gz`. Errors end with `remedy`."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return _parse_idx(file, num_dims)  # type: ignore[arg-type]
@@ -87,30 +81,6 @@ def read_cifar(path: Path, remedy: str) -> ImagesAndLabels:
         raise DataError(f"{path} has {len(raw)} bytes, not a whole number of records of {_CIFAR_RECORD}; {remedy}")
     records = raw.reshape(-1, _CIFAR_RECORD)
     return records[:, 1:].reshape(-1, *_CIFAR_SHAPE), _checked_labels(records[:, 0], path, remedy)
-
-
-def _load_idx(source: Source, data_dir: Path | None, pixel_range: PixelRange) -> Dataset:
-    files, remedy = find(source, data_dir).files, _remedy(source, data_dir)
-    return _dataset(
-        source,
-        read_idx_pair(files[0], files[1], remedy),
-        read_idx_pair(files[2], files[3], remedy),
-        pixel_range,
-    )
-
-
-def _dataset(source: Source, train: ImagesAndLabels, test: ImagesAndLabels, pixel_range: PixelRange) -> Dataset:
-    return Dataset(
-        name=source.name,
-        train=LabelledData.from_images(*train, pixel_range),
-        test=LabelledData.from_images(*test, pixel_range),
-        num_classes=_NUM_CLASSES,
-        is_synthetic=False,
-    )
-
-
-def _remedy(source: Source, data_dir: Path | None) -> str:
-    return f"delete it and {how_to_get(source, data_dir)}"
 
 
 def _parse_idx(file: IO[bytes], num_dims: int) -> NDArray[np.uint8]:

@@ -1,10 +1,10 @@
 """The public data sets: their files, the checksums of these, and where they are published."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownFile:
+class KnownFile(NamedTuple):
     """A file of a data set. Its checksum is that of the unpacked contents: mirrors may compress differently."""
 
     name: str
@@ -28,18 +28,13 @@ class Source:
     archive: str = ""
     """The .tar.gz file that holds all files. If empty, each file is a download of its own, gzipped."""
     archive_md5: str = ""
-    """Checksum of the archive, as its authors publish it."""
     megabytes: int
     """Approximate size of the download."""
 
 
-def _idx_files(train_images: str, train_labels: str, test_images: str, test_labels: str) -> tuple[KnownFile, ...]:
-    return (
-        KnownFile(name="train-images-idx3-ubyte", sha256=train_images),
-        KnownFile(name="train-labels-idx1-ubyte", sha256=train_labels),
-        KnownFile(name="t10k-images-idx3-ubyte", sha256=test_images),
-        KnownFile(name="t10k-labels-idx1-ubyte", sha256=test_labels),
-    )
+def _idx_files(*checksums: str) -> tuple[KnownFile, ...]:
+    names = (f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+    return tuple(KnownFile(name=name, sha256=checksum) for name, checksum in zip(names, checksums, strict=True))
 
 
 MNIST = Source(

@@ -8,10 +8,9 @@ A seed gives the same bytes on every machine. Random numbers are uniform (no lib
 operations only. The pen is a table of whole numbers, and sums of these below 2^24 are exact in float32 in any order.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from alidpfl.data.dataset import DEFAULT_PIXEL_RANGE, Dataset, LabelledData, Pix
 from alidpfl.data.directories import user_cache
 from alidpfl.data.glyphs import Glyph
 from alidpfl.inputs import checks
-from alidpfl.types import OnProgress, OnShare
+from alidpfl.types import OnProgress, OnShare, ignore_progress
 
 Images: TypeAlias = NDArray[np.uint8]
 Labels: TypeAlias = NDArray[np.int64]
@@ -51,8 +50,7 @@ _MARK_CHANCE = 0.25
 _NOISE = 16  # of 255
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
+class Drawn(NamedTuple):
     """Images (n, 28, 28) uint8, ink on black, and their digits (n,) int64."""
 
     images: Images
@@ -68,17 +66,7 @@ def load_strokes(
 ) -> Dataset:
     """Return the data set of `seed`: from the cache if it is there and intact, else drawn and then cached.
 
-    Args:
-        seed: the same seed gives the same bytes.
-        cache_dir: where the images are kept. Default: the user's cache.
-        pixel_range: the values that black and white are scaled to.
-        on_progress: called with the task and the share that is done.
-
-    Returns:
-        The data set.
-
-    Raises:
-        ConfigError: the seed is not a whole number of at least 0.
+    Args and Raises are those of `alidpfl.data.load`.
     """
     checks.whole("seed", seed)
     path = (cache_dir or user_cache()) / f"strokes-v{VERSION}-seed{seed}.npz"
@@ -89,7 +77,7 @@ def load_strokes(
     return Dataset(name="strokes", train=train, test=test, num_classes=glyphs.NUM_CLASSES, is_synthetic=True)
 
 
-def draw(count: int, *, seed: int, split: int = 0, on_share: OnShare | None = None) -> Drawn:
+def draw(count: int, *, seed: int, split: int = 0, on_share: OnShare = ignore_progress) -> Drawn:
     """Draw images in random order, with equally many of each digit if `count` allows.
 
     Args:
@@ -97,9 +85,6 @@ def draw(count: int, *, seed: int, split: int = 0, on_share: OnShare | None = No
         seed: the same seed gives the same bytes.
         split: 0 for training images, 1 for test images: other random numbers from the same seed.
         on_share: called with the share that is done.
-
-    Returns:
-        Images and digits.
 
     >>> drawn = draw(20, seed=0)
     >>> drawn.images.shape, drawn.images.dtype, sorted(drawn.labels.tolist()) == sorted(2 * [*range(10)])
@@ -120,9 +105,8 @@ def draw(count: int, *, seed: int, split: int = 0, on_share: OnShare | None = No
                 chunk = members[start : start + _CHUNK]
                 images[chunk] = _draw_glyph(glyph, len(chunk), random)
                 done += len(chunk)
-                if on_share is not None:
-                    on_share(done / count)
-    return Drawn(images=images, labels=labels.astype(np.int64))
+                on_share(done / count)
+    return Drawn(images, labels.astype(np.int64))
 
 
 def _cached(path: Path) -> tuple[Drawn, Drawn] | None:
@@ -130,27 +114,23 @@ def _cached(path: Path) -> tuple[Drawn, Drawn] | None:
     arrays = files.cached_arrays(path, _ARRAYS)
     if arrays is None:
         return None
-    train = Drawn(images=arrays["train_images"], labels=arrays["train_labels"])
-    test = Drawn(images=arrays["test_images"], labels=arrays["test_labels"])
-    is_whole = all(
-        part.images.shape == (count, SIDE, SIDE)
-        and part.images.dtype == np.uint8
-        and part.labels.shape == (count,)
-        and part.labels.dtype == np.int64
-        for part, count in ((train, NUM_TRAIN), (test, NUM_TEST))
-    )
-    return (train, test) if is_whole else None
+    train = Drawn(arrays["train_images"], arrays["train_labels"])
+    test = Drawn(arrays["test_images"], arrays["test_labels"])
+    for part, count in ((train, NUM_TRAIN), (test, NUM_TEST)):
+        if (part.images.shape, part.labels.shape) != ((count, SIDE, SIDE), (count,)):
+            return None
+        if part.images.dtype != np.uint8 or part.labels.dtype != np.int64:
+            return None
+    return train, test
 
 
 def _draw_and_cache(seed: int, path: Path, on_progress: OnProgress | None) -> tuple[Drawn, Drawn]:
     share = NUM_TRAIN / (NUM_TRAIN + NUM_TEST)
     report = on_progress or (lambda _what, _share: None)
-    train = draw(NUM_TRAIN, seed=seed, on_share=lambda done: report("drawing strokes", share * done))
-    test = draw(
-        NUM_TEST, seed=seed, split=1, on_share=lambda done: report("drawing strokes", share + (1 - share) * done)
-    )
-    arrays = (train.images, train.labels, test.images, test.labels)
-    files.cache_arrays(path, dict(zip(_ARRAYS, arrays, strict=True)))
+    what = "drawing strokes"
+    train = draw(NUM_TRAIN, seed=seed, on_share=lambda done: report(what, share * done))
+    test = draw(NUM_TEST, seed=seed, split=1, on_share=lambda done: report(what, share + (1 - share) * done))
+    files.cache_arrays(path, dict(zip(_ARRAYS, (*train, *test), strict=True)))
     return train, test
 
 
@@ -175,10 +155,8 @@ def _draw_glyph(glyph: Glyph, count: int, random: np.random.Generator) -> Images
 
 
 def _curve_points(glyph: Glyph, count: int, random: np.random.Generator) -> tuple[Floats, Floats]:
-    """Return the path of the pen in pixels: jittered control points, mixed to curves, then an affine map.
-
-    There are no matrix products, because their rounding depends on the machine.
-    """
+    """Return the path of the pen in pixels: jittered control points, mixed to curves, then an affine map."""
+    # There are no matrix products, because their rounding depends on the machine.
     shaken = glyph.controls - 0.5 + _between(random, -_JITTER, _JITTER, count, *glyph.controls.shape)
     mixed = [shaken[:, glyph.sources[:, k]] * glyph.weights[:, k, None] for k in range(3)]
     curve = mixed[0] + mixed[1] + mixed[2]  # (count, points, 2)

@@ -36,7 +36,7 @@ def load_synthetic(
     is_iid: bool = False,
     max_samples: int = 2_000,
 ) -> Dataset:
-    """Generate the data set. Each client has 80 % of its records for training and 20 % for testing.
+    """Generate the data set, with natural clients. Each has 80 % of its records for training and 20 % for testing.
 
     Args:
         seed: the same seed gives the same data.
@@ -45,16 +45,6 @@ def load_synthetic(
         beta: β, how far the clients' inputs differ; 0 or more.
         is_iid: True for one model and one distribution of inputs; α and β then have no effect.
         max_samples: most records of a client. The lognormal's tail reaches beyond 100,000.
-
-    Returns:
-        The data set, with natural clients.
-
-    Raises:
-        ConfigError: a value is outside its range.
-
-    >>> data = load_synthetic(clients=3)
-    >>> data.input_shape, len(data.natural_clients)
-    ((60,), 3)
     """
     checks.whole("seed", seed)
     checks.whole("clients", clients, low=1)

@@ -111,10 +111,6 @@ class PerSampleClipper:
                 batches are padded to `padded_size(1)`.
             max_gradient_bytes: Most memory for per-sample gradients. Those that do not fit are computed twice. Modules
                 without a rule always write out those of `padded_size(1)` records.
-
-        Raises:
-            ConfigError: An argument is of the wrong type or out of range.
-            UnsupportedModelError: The model has no exact per-sample gradients.
         """
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -145,7 +141,7 @@ class PerSampleClipper:
     def clipped_sum(
         self, inputs: Tensor, targets: Tensor, *, clip_norm: float, seed: int, rows: Rows = None, places: Rows = None
     ) -> ClippedSum:
-        """Return the sum of clipped per-sample gradients of a batch, which may be empty.
+        """Return the sum of clipped per-sample gradients of a batch, which may be empty, and its private statistics.
 
         Args:
             inputs: (B, ...) floating point, or integers for a model that embeds them.
@@ -154,9 +150,6 @@ class PerSampleClipper:
             seed: Seed of the randomness inside the model (dropout). Torch's global generator is not changed.
             rows: (B,) int64 rows that make the batch, if inputs and targets are a whole data set. None means all.
             places: Not used here; see `SoftmaxClipper`.
-
-        Returns:
-            The sum by parameter name, and the batch's private statistics.
 
         Raises:
             ConfigError: The clip norm or the loss does not fit, or the model was changed.

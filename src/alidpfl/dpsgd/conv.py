@@ -38,7 +38,8 @@ def conv2d_gradients(
     if "bias" in names:
         found["bias"] = stored(grad_nhwc.flatten(1, 2).sum(1))
     if "weight" in names:
-        padded = _pad(module, inputs)
+        margins = module._reversed_padding_repeated_twice  # left, right, top, bottom, also for "same" and "valid"
+        padded = F.pad(inputs, margins) if any(margins) else inputs
         if storage is Storage.DEFER:
             found["weight"] = _deferred(module, padded, grad_nhwc)
         elif storage is Storage.KEEP:
@@ -52,11 +53,6 @@ def conv2d_gradients(
 def can_defer(module: nn.Module) -> bool:
     """Return True if one pass gives norms and clipped sum of this layer. Only the native kernel does that fast."""
     return isinstance(module, nn.Conv2d) and module.weight.requires_grad and _uses_native(module, module.weight)
-
-
-def _pad(module: nn.Conv2d, inputs: Tensor) -> Tensor:
-    margins = module._reversed_padding_repeated_twice  # left, right, top, bottom, also for "same" and "valid"
-    return F.pad(inputs, margins) if any(margins) else inputs
 
 
 def _uses_native(module: nn.Conv2d, tensor: Tensor) -> bool:

@@ -131,14 +131,7 @@ class Rewritten:
     def __init__(
         self, inputs: Tensor, grad_output: Tensor, write_out: Callable[[Tensor, Tensor], Stored], bytes_per_record: int
     ) -> None:
-        """Write the gradients out for their norms.
-
-        Args:
-            inputs: (B, ...) of the layer.
-            grad_output: (B, ...) gradient of the loss with respect to the layer's output.
-            write_out: Writes out the gradients of some records, from their rows of both.
-            bytes_per_record: Memory of one record's gradient.
-        """
+        """Write the gradients out for their norms. `write_out` does so for some records, from their rows of both."""
         at_once = max(1, SCRATCH_BYTES // bytes_per_record)
         self._pieces = list(zip(inputs.split(at_once), grad_output.split(at_once), strict=True))
         self._write_out, self._at_once = write_out, at_once

@@ -23,17 +23,10 @@ from alidpfl.dpsgd.padding import padded_bmm, padded_gram
 from alidpfl.errors import UnsupportedModelError
 
 LayerRule = Callable[[nn.Module, Sequence[str], Tensor, Tensor, Storage], dict[str, SampleGradients | Deferred]]
-"""Computes a layer's per-sample gradients from its input and its output gradient.
+"""Computes a layer's per-sample gradients, by parameter name.
 
-Args:
-    module: The layer.
-    names: Its trained parameters.
-    inputs: (B, ...) the layer's input.
-    grad_output: (B, ...) gradient of the loss with respect to the layer's output.
-    storage: What to do with gradients that must be written out.
-
-Returns:
-    The gradients by parameter name.
+It takes the layer, the names of its trained parameters, the layer's input (B, ...), the gradient of the loss with
+respect to its output (B, ...), and what to do with gradients that must be written out.
 """
 
 
@@ -103,11 +96,8 @@ def _gram_norms(products: Tensor, lengths: Tensor, grad_output: Tensor, width: i
     - The weighted sum adds single-precision multiples of the g_t. Each is off by 2^-24 of itself, and all together by
       2^-24 S.
 
-    Args:
-        products: (B, T, T) <a_t, a_s>, double.
-        lengths: (B, T) |a_t|, double.
-        grad_output: (B, T, p) the g_t.
-        width: Length of a_t, or 0 if `products` are exact.
+    In double, `products` (B, T, T) are <a_t, a_s>, and `lengths` (B, T) are |a_t|. `grad_output` (B, T, p) are the g_t.
+    `width` is the length of a_t, or 0 if `products` are exact.
     """
     grads = grad_output.double()
     _, positions, width_out = grads.shape
@@ -172,19 +162,13 @@ def has_rule(module: nn.Module) -> bool:
 def vmap_gradients(
     module: nn.Module, names: Sequence[str], inputs: tuple[Tensor, ...], grad_outputs: tuple[Tensor, ...]
 ) -> dict[str, SampleGradients]:
-    """Return per-sample gradients of any module by vmap.
+    """Return per-sample gradients of any module, by parameter name. Refuse a module that vmap cannot run.
 
     Args:
         module: The module, with all modules below it.
         names: Its trained parameters.
         inputs: Its inputs, each (B, ...).
         grad_outputs: Gradients of the loss with respect to its outputs, each (B, ...).
-
-    Returns:
-        The gradients by parameter name.
-
-    Raises:
-        UnsupportedModelError: vmap cannot run the module.
     """
     values = {name: module.get_parameter(name).detach() for name in names}
 

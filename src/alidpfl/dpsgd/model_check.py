@@ -164,17 +164,13 @@ def _perturbed_weights(model: nn.Module, number: int) -> Iterator[None]:
 
 
 def run_probes(model: nn.Module, inputs: Tensor, targets: Tensor, probe: Callable[[Tensor, int], float]) -> None:
-    """Run `probe` on several batches of made-up samples.
+    """Run `probe` on several batches of made-up samples. Refuse a model that fails, or has no gradient but zero.
 
     Args:
         model: The model to check.
         inputs: Its inputs. Only shape, type and device are read.
         targets: Its targets. Only shape and type are read.
         probe: Takes made-up inputs and the probe's number. It returns the size of the gradients that it found.
-
-    Raises:
-        UnsupportedModelError: All gradients are zero, so that the probes show nothing.
-        DataError: The model fails on such inputs.
     """
     num_tokens = min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=None)
     found = 0.0

@@ -114,7 +114,7 @@ def conv_gradients(shape: ConvShape, inputs: Tensor, grad_output: Tensor) -> tup
 def conv_clipped_sum(
     shape: ConvShape, inputs: Tensor, grad_output: Tensor, other_squared_norms: Tensor, limit: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute norms over all parameters and the clipped sum of one convolution's weight gradients.
+    """Return norms (B,) over all parameters, and the clipped sum (rows, channels out) of one convolution's gradients.
 
     Args:
         shape: Sizes and steps of the convolution.
@@ -122,12 +122,6 @@ def conv_clipped_sum(
         grad_output: (B, out height, out width, channels out) float32.
         other_squared_norms: (B,) squared norms over all other parameters, float64.
         limit: Largest norm that a record may contribute.
-
-    Returns:
-        Norms (B,), and the sum (rows, channels out).
-
-    Raises:
-        ValueError: A tensor has another size or type than `shape` says.
     """
     _check_convolution(shape, inputs, grad_output)
     _check_contiguous(other_squared_norms, torch.float64, shape.batch)
@@ -189,13 +183,6 @@ def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Te
         groups: (B,) ascending group numbers. Rows of one group are added in float32, groups in double.
         residuals: (B, width) float32.
         used: (B,) bool. Other rows are left out.
-
-    Returns:
-        The sum.
-
-    Raises:
-        ValueError: A tensor has another size or type.
-        IndexError: A row is not in `inputs`.
     """
     width = residuals.shape[1]
     _check_rows(inputs, rows, inputs.shape[1])

@@ -45,12 +45,7 @@ class OneByOneClipper:
     """
 
     def __init__(self, model: nn.Module, *, loss: Loss = cross_entropy) -> None:
-        """Prepare `model`. Its values may change afterwards.
-
-        Args:
-            model: Any module. Parameters with `requires_grad=False` are frozen.
-            loss: Gives one value for each record.
-        """
+        """Prepare `model`. Its values may change afterwards. Parameters with `requires_grad=False` are frozen."""
         check_model(model)
         check_modes(model)
         self.model = model
@@ -101,9 +96,6 @@ class OneByOneClipper:
             seed: Seed of the randomness inside the model (dropout). A record's own seed adds its place.
             rows: (B,) rows that make the batch. None means all.
             places: (B,) their places among the client's records. None means their rows.
-
-        Yields:
-            One gradient for each record of the batch.
 
         Raises:
             DataError: Model or loss failed. The message quotes no data.

@@ -22,11 +22,7 @@ _EVEN, _PADDED_WIDTH = 4, 16  # columns: a multiple of 4 needs no padding, other
 
 
 def padded_size(size: int) -> int:
-    """Return the number of records to which a batch of `size` is padded.
-
-    >>> [padded_size(size) for size in (1, 32, 90)] in ([16, 32, 96], [32, 32, 96])
-    True
-    """
+    """Return the number of records to which a batch of `size` is padded."""
     return max(1, -(-size // _MULTIPLE)) * _MULTIPLE
 
 

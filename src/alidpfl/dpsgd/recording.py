@@ -39,10 +39,6 @@ class Unit:
         """Number of trained values."""
         return sum(parameter.numel() for parameter in self.parameters)
 
-    def full_name(self, name: str) -> str:
-        """Return a parameter's name in the whole model."""
-        return f"{self.path}.{name}" if self.path else name
-
 
 def find_units(module: nn.Module, path: str = "") -> Iterator[Unit]:
     """Split a model into units. A module with its own parameters and no rule includes its children."""
@@ -158,7 +154,8 @@ class Recording:
                 found = rule(unit.module, unit.names, inputs[0], grads[0], self._storage[unit.path])
             else:
                 found = vmap_gradients(unit.module, unit.names, inputs, grads)
-        self.found.update({unit.full_name(name): gradients for name, gradients in found.items()})
+        prefix = f"{unit.path}." if unit.path else ""
+        self.found.update({prefix + name: gradients for name, gradients in found.items()})
 
 
 def _not_batched(unit: Unit, value: object) -> str:

@@ -24,18 +24,15 @@ def noised_total(
     random: RandomStream,
     noise: NoiseKind = "gaussian",
 ) -> Tensor:
-    """Return the sum of the vectors, each clipped to norm C, with noise N(0, σ²C² I): one `GaussianRelease` of σ.
+    """Return the sum of the vectors, each clipped to norm C, with noise N(0, σ²C² I), as float32 on a public grid.
 
     Args:
         vectors: Pieces (b, size) with one row a record. A row may depend on its own record and public values only.
         size: Length of a vector.
         clip_norm: C, the most that one record can move the sum.
-        noise_multiplier: σ. Charge the release before you call this.
+        noise_multiplier: σ. Charge one `GaussianRelease` of σ before you call this.
         random: Source of the noise.
         noise: "gaussian", or "grid" for exact noise on a `Grid`.
-
-    Returns:
-        (size,) float32 on a public grid.
 
     Raises:
         ConfigError: A setting is out of range. σ = 0 is refused: nothing leaves without noise.

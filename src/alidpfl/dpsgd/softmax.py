@@ -49,7 +49,7 @@ class SoftmaxClipper:
     ) -> ClippedSum:
         """Return the sum of clipped per-sample gradients of a batch, which may be empty. It uses no randomness.
 
-        Args, Returns and Raises are those of `PerSampleClipper.clipped_sum`. Inputs are (n, features) float32, and
+        Args, result and Raises are those of `PerSampleClipper.clipped_sum`. Inputs are (n, features) float32, and
         targets (n,) int64. `places` (B,) are the records' places among the client's records, ascending. None means
         their rows.
         """

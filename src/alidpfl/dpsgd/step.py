@@ -86,7 +86,7 @@ def noised_sum(
     rows: Rows = None,
     places: Rows = None,
 ) -> StepResult:
-    """Return the clipped gradient sum of a Poisson-sampled batch with noise N(0, σ²C² I).
+    """Return the clipped gradient sum of a Poisson-sampled batch with noise N(0, σ²C² I), and private statistics.
 
     Args:
         clipper: Made once before training. A OneByOneClipper puts sum and noise on a `Grid`.
@@ -96,9 +96,6 @@ def noised_sum(
         random: Source of the noise.
         rows: (B,) rows that make the batch. None means all.
         places: (B,) their places among the client's records. None means their rows.
-
-    Returns:
-        The noised sum, and the private statistics of the batch.
 
     Raises:
         ConfigError: An argument does not fit.
@@ -156,9 +153,8 @@ def add_noise(gradients: dict[str, Tensor], scale: float, random: RandomStream) 
     for (name, gradient), part in zip(gradients.items(), noise.split(sizes), strict=True):
         on_device = part.view(gradient.shape).to(gradient.device)
         noised = gradient.add_(on_device, alpha=scale).float()
-        gradients[name] = (
-            noised.div_(grid).round_().mul_(grid)
-        )  # the grid is a power of two, so that only `round_` rounds
+        # The grid is a power of two, so that only `round_` rounds.
+        gradients[name] = noised.div_(grid).round_().mul_(grid)
 
 
 def noise_grid(scale: float) -> float:
@@ -183,7 +179,7 @@ def dp_sgd_step(
 ) -> StepResult:
     """Run one iteration: move the trained parameters by -η (clipped sum + noise) / expected batch size, in place.
 
-    Args, Returns and Raises are those of `noised_sum`. `settings` also gives η and the expected batch size.
+    Args, result and Raises are those of `noised_sum`. `settings` also gives η and the expected batch size.
     """
     result = noised_sum(clipper, inputs, targets, settings, random, rows=rows, places=places)
     for name, parameter in clipper.parameters.items():

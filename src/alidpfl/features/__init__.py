@@ -1,6 +1,5 @@
 """Fixed image features. Linear models on them learn more than networks at the same privacy.
 
->>> import torch
 >>> from alidpfl.features import FeatureMap
 >>> photographs = FeatureMap(image_shape=(3, 32, 32), scattering_frequencies=5)
 >>> sum(block.size for block in photographs.blocks)

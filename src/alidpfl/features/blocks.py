@@ -59,21 +59,15 @@ class Block:
 
 
 def dct_basis(size: int) -> Tensor:
-    """Return the orthonormal cosine basis (size, size), DCT-II, one frequency a row, from the constant up.
-
-    Flipping the axis changes the sign of odd frequencies only.
-    """
-    frequency = torch.arange(size, dtype=torch.float64)[:, None]
-    place = torch.arange(size, dtype=torch.float64)[None]
-    waves = torch.cos(math.pi * (place + 0.5) * frequency / size)
+    """Return the orthonormal cosine basis (size, size), DCT-II, constant first. A flip negates odd frequencies."""
+    place = torch.arange(size, dtype=torch.float64)
+    waves = torch.cos(math.pi * (place + 0.5) * place[:, None] / size)
     return F.normalize(waves).float()
 
 
 def plane_basis(size: int) -> Tensor:
-    """Return the orthonormal cosine basis (size², size²) of flattened square images: products of `dct_basis`.
-
-    For many images of 7x7 or 8x8, one large matrix product is several times as fast as one along each axis.
-    """
+    """Return the orthonormal cosine basis (size², size²) of flattened square images: products of `dct_basis`."""
+    # For many images of 7x7 or 8x8, one large matrix product is several times as fast as one along each axis.
     return torch.kron(dct_basis(size), dct_basis(size))
 
 
@@ -95,11 +89,8 @@ def angle_basis() -> tuple[Tensor, Tensor]:
 
 
 def path_basis() -> tuple[Tensor, Tensor]:
-    """Return the orthonormal basis (81, 81) over the paths of `Scattering`, and each row's parity under a flip.
-
-    The path without a wavelet stays. The eight paths of each scale are transformed over their angle, and the 64 paths
-    of second order over both angles.
-    """
+    """Return the orthonormal basis (81, 81) over the paths of `Scattering`, and each row's parity under a flip."""
+    # The first path stays. The 8 paths of each scale are transformed over their angle, the 64 pairs over both angles.
     angles, parity = angle_basis()
     basis = torch.block_diag(torch.ones(1, 1), angles, angles, torch.kron(angles, angles))
     second_order = (parity[:, None] ^ parity[None]).flatten()
@@ -107,11 +98,7 @@ def path_basis() -> tuple[Tensor, Tensor]:
 
 
 def low_frequencies(size: int, highest: int) -> Tensor:
-    """Return the mask (size, size) of row and column frequencies with a sum of at most `highest`.
-
-    >>> low_frequencies(3, 1).int().tolist()
-    [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
-    """
+    """Return the mask (size, size) of row and column frequencies with a sum of at most `highest`."""
     frequency = torch.arange(size)
     return frequency[:, None] + frequency[None] <= highest
 

@@ -51,18 +51,15 @@ def scattering_block(image_shape: tuple[int, int, int], highest_frequency: int, 
     transform, space, colours = Scattering(side), plane_basis(cells), dct_basis(channels)
 
     def compute(images: Tensor) -> Tensor:
-        values = _normalised(transform(images).view(len(images), channels * PATHS, cells**2))
+        values = transform(images).view(len(images), channels * PATHS, cells**2)
+        # Every three paths of an image get mean 0 and variance 1: no brightness, no contrast. Then the norm is below 1.
+        values = F.group_norm(values, channels * PATHS // _PATHS_A_GROUP, eps=1e-5)
+        values = values.div_(math.sqrt(values[0].numel()))
         values = paths @ (values @ space.t()).view(-1, PATHS, cells**2)
         values = (colours @ values.view(len(images), channels, -1)).flatten(1)
         return values.index_select(1, places) if flip_even else values
 
     return Block(name="scattering", grid=(channels * PATHS, cells**2), places=places, low=low[places], compute=compute)
-
-
-def _normalised(values: Tensor) -> Tensor:
-    """Give every three paths of an image mean 0 and variance 1. That removes brightness and contrast; norm below 1."""
-    values = F.group_norm(values, values.shape[1] // _PATHS_A_GROUP, eps=1e-5)
-    return values.div_(math.sqrt(values[0].numel()))
 
 
 def raw_block(image_shape: tuple[int, int, int], highest_frequency: int, *, flip_even: bool) -> Block:
@@ -94,7 +91,9 @@ def oriented_block(image_shape: tuple[int, int, int], highest_frequency: int, *,
         coloured = (colours @ images.flatten(2)).view(-1, 1, side, side)
         scales = []
         for bank in banks:
-            pooled = _rectified(coloured, bank, pool).view(-1, channels, FILTERS, cells, cells)
+            response = F.conv2d(F.pad(coloured, [bank.shape[-1] // 2] * 4, mode="replicate"), bank)  # (m, 8, s, s)
+            signs = [on_both_axes(pool, signed.relu()) for signed in (response, -response)]
+            pooled = torch.cat(signs, 1)[:, _ORDER].view(-1, channels, FILTERS, cells, cells)
             if flip_even:
                 pooled = (pooled + pooled[:, :, _FLIPPED].flip(-1)) / 2
             contrast = pooled.flatten(1).norm(dim=1).view(-1, 1, 1, 1, 1)
@@ -133,11 +132,3 @@ def pooling(side: int) -> Tensor:
     place = torch.arange(side)[None]
     inside = ((place >= start) & (place < start + _POOL)).float()
     return inside / inside.sum(1, keepdim=True)
-
-
-def _rectified(images: Tensor, bank: Tensor, pool: Tensor) -> Tensor:
-    """Map (m, 1, s, s) to (m, 16, s/4, s/4)."""
-    margin = bank.shape[-1] // 2
-    response = F.conv2d(F.pad(images, [margin] * 4, mode="replicate"), bank)  # (m, 8, s, s)
-    signs = [on_both_axes(pool, signed.relu()) for signed in (response, -response)]
-    return torch.cat(signs, 1)[:, _ORDER]

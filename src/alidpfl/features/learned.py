@@ -32,8 +32,7 @@ _SHORTEST = 1e-9
 _FORM = re.compile(r"(.+)#sha256=([0-9a-f]{64})")
 _KEY_DIGITS = 16
 
-Layers = tuple[tuple[Tensor, Tensor], ...]
-"""Weight and bias of each convolution."""
+Layers = tuple[tuple[Tensor, Tensor], ...]  # weight and bias of each convolution
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,7 @@ def _block(filters: LearnedFilters, channels: int, *, flip_even: bool, length: f
     layers = filters.layers()
     grid = sum(len(layers[number][1]) for number in _READ), _CELLS if flip_even else _CELLS**2
     places = torch.arange(grid[0] * grid[1])
+    low = torch.ones_like(places, dtype=torch.bool)
 
     def compute(images: Tensor) -> Tensor:
         coloured = images if channels == _COLOURS else images.mean(1, keepdim=True).expand(-1, _COLOURS, -1, -1)
@@ -85,9 +85,7 @@ def _block(filters: LearnedFilters, channels: int, *, flip_even: bool, length: f
             values = (values + _pooled(layers, coloured.flip(-1))).mean(-1)
         return F.normalize(values.flatten(1), dim=1, eps=_SHORTEST) * length
 
-    return Block(
-        name=filters.key, grid=grid, places=places, low=torch.ones_like(places, dtype=torch.bool), compute=compute
-    )
+    return Block(name=filters.key, grid=grid, places=places, low=low, compute=compute)
 
 
 def _pooled(layers: Layers, images: Tensor) -> Tensor:

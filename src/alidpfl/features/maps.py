@@ -17,8 +17,7 @@ from alidpfl.types import OnShare
 
 VERSION = 1
 """Part of the cache's key. Increase it with every change of the values beyond rounding."""
-MAX_LEARNED = 2
-"""Most files of learned filters in one map."""
+MAX_LEARNED = 2  # most files of learned filters in one map
 
 _IMAGES_AT_A_TIME = 256
 _OFF = 2  # pixels: half of scattering's stride
@@ -42,9 +41,6 @@ class FeatureMap:
     >>> digits = FeatureMap(image_shape=(1, 28, 28), scattering_frequencies=6)
     >>> [(block.name, block.size, int(block.low.sum())) for block in digits.blocks]
     [('scattering', 3969, 2268), ('raw', 55, 55), ('oriented', 896, 896)]
-    >>> features = digits.compute(torch.zeros(2, 1, 28, 28, dtype=torch.uint8))
-    >>> features["raw"].shape
-    torch.Size([2, 55])
     """
 
     image_shape: tuple[int, int, int]
@@ -52,16 +48,14 @@ class FeatureMap:
     scattering_frequencies: int
     """Scattering is `low` up to this sum of row and column frequency. All frequencies are computed."""
     raw_frequencies: int = 9
-    """The image is cut to this sum of row and column frequency."""
     oriented_frequencies: int = 6
-    """The oriented filters are cut to this sum of row and column frequency."""
+    """The image and the oriented filters are cut to these sums of row and column frequency."""
     sets_upright: bool = False
     """Whether each image is first centred and sheared upright, for digits and letters that are bright on dark."""
     positions: int = 1
-    """Number of positions of the image, two pixels apart, over which features are averaged: 1, 2 or 4.
+    """Number of positions, two pixels apart, over which features are averaged: 1, 2 or 4. The time grows with it.
 
-    Scattering is read at every fourth pixel. So an image moved by two pixels has other features, and averaging reduces
-    the difference. The time grows in proportion.
+    Scattering is read at every fourth pixel, so that an image moved by two pixels has other features.
     """
     learned: tuple[LearnedFilters, ...] = ()
     """Files of learned filters, at most two. Each adds a block."""
@@ -101,11 +95,7 @@ class FeatureMap:
 
     @torch.no_grad()
     def compute(self, images: Tensor, on_progress: OnShare | None = None) -> dict[str, Tensor]:
-        """Return the features (n, size) float32 of every image, by block.
-
-        `images` are (n, channels, side, side) uint8. `on_progress` is called with the share done so far, in (0, 1].
-        Beside the result, memory for a few hundred images is needed.
-        """
+        """Return the features (n, size) float32 of images (n, channels, side, side) uint8, by block."""
         self.check_images(images)
         features = {block.name: torch.empty(len(images), block.size) for block in self.blocks}
         for start in range(0, len(images), _IMAGES_AT_A_TIME):
@@ -113,7 +103,7 @@ class FeatureMap:
             scaled = images[part].float() / _MAX_BYTE
             if self.sets_upright:
                 scaled = upright(scaled)
-            moved = [_moved(scaled, offset) for offset in _OFFSETS[self.positions]]
+            moved = [_moved(scaled, *offset) for offset in _OFFSETS[self.positions]]
             for block in self.blocks:
                 features[block.name][part] = sum(block.compute(images) for images in moved) / len(moved)
             if on_progress is not None:
@@ -127,9 +117,8 @@ class FeatureMap:
         if images.dtype != torch.uint8:
             raise DataError(f"images have type {images.dtype}, need torch.uint8: bytes from 0 (black) to 255 (white)")
         if tuple(images.shape[1:]) != self.image_shape or images.ndim != 1 + _IMAGE_AXES:
-            raise DataError(
-                f"images have shape {tuple(images.shape)}, need (n, {', '.join(map(str, self.image_shape))})"
-            )
+            needed = ", ".join(map(str, self.image_shape))
+            raise DataError(f"images have shape {tuple(images.shape)}, need (n, {needed})")
 
 
 @lru_cache(maxsize=4)  # not kept in the map, which stays a small plain value that can be compared and sent
@@ -143,9 +132,8 @@ def _blocks(feature_map: FeatureMap) -> tuple[Block, ...]:
     )
 
 
-def _moved(images: Tensor, offset: tuple[int, int]) -> Tensor:
-    """Move images up and to the left by `offset` pixels, with a mirror image of the border in the gap."""
-    down, right = offset
+def _moved(images: Tensor, down: int, right: int) -> Tensor:
+    """Move images up by `down` pixels and left by `right`, with a mirror image of the border in the gap."""
     side = images.shape[-1]
     return F.pad(images, (0, right, 0, down), mode="reflect")[..., down : down + side, right : right + side]
 
@@ -156,9 +144,7 @@ def _check_shape(shape: object) -> None:
     for size in shape:
         checks.whole("image_shape", size, low=1)
     if shape[1] != shape[2] or shape[1] % STRIDE:
-        raise ConfigError(
-            f"image_shape={shape} must be square with a side that is a multiple of {STRIDE}; crop or pad the images"
-        )
+        raise ConfigError(f"image_shape={shape} must be square, its side a multiple of {STRIDE}; crop or pad them")
 
 
 def upright(images: Tensor) -> Tensor:
@@ -166,9 +152,6 @@ def upright(images: Tensor) -> Tensor:
 
     The slant of a hand and the place on the paper say nothing about a digit. `images` are (n, channels, side, side)
     float32 in [0, 1], bright on dark. Each is moved by its own moments only.
-
-    >>> upright(torch.zeros(2, 1, 28, 28)).shape
-    torch.Size([2, 1, 28, 28])
     """
     side = images.shape[-1]
     brightness = images.sum(1)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from alidpfl.errors import DataError
-from alidpfl.features.learned import LearnedFilters
 from alidpfl.features.maps import FeatureMap
 
 # Shares of a record's squared norm, by the number of learned blocks. Learned blocks divide the rest.
@@ -28,15 +27,13 @@ _SHORTEST = 1e-9
 class Standardiser:
     """Turns features by block into one vector for each record, the input of a linear model.
 
-    `mean` and `scale` come from noised releases, so they are public. Beside them, a vector depends on its own image
-    only.
+    `mean` are the means of all features, with all blocks joined. `scale` are factors of scattering's low features. Both
+    come from noised releases, so they are public. Beside them, a vector depends on its own image only.
     """
 
     feature_map: FeatureMap
     mean: Tensor
-    """Means of all features, with all blocks joined."""
     scale: Tensor
-    """Factors of scattering's low features."""
 
     def __post_init__(self) -> None:
         blocks = self.feature_map.blocks
@@ -61,30 +58,21 @@ class Standardiser:
     @torch.no_grad()
     def vectors(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return (n, size) float32: every block centred, with a fixed norm, and then the constant."""
-        blocks = self.feature_map.blocks
+        blocks, learned = self.feature_map.blocks, self.feature_map.learned
         means = dict(zip((block.name for block in blocks), self.mean.split([b.size for b in blocks]), strict=True))
-        weights, parts = _weights(self.feature_map.learned), []
+        weights, parts = _FIXED_WEIGHTS[len(learned)].copy(), []
+        for filters in learned:
+            weights[filters.key] = (1 - sum(_FIXED_WEIGHTS[len(learned)].values())) / len(learned)
         for block in blocks:
             centred = features[block.name] - means[block.name]
             if block is blocks[0]:
                 centred = centred[:, block.low] * self.scale
-            parts.append(centred * (math.sqrt(weights[block.name]) / _lengths(centred)))
-        count = len(parts[0])
-        return torch.cat([*parts, torch.full((count, 1), _CONSTANT)], dim=1)
-
-
-def _weights(learned: tuple[LearnedFilters, ...]) -> dict[str, float]:
-    fixed = _FIXED_WEIGHTS[len(learned)]
-    rest = 1 - sum(fixed.values())
-    return fixed | {filters.key: rest / len(learned) for filters in learned}
+            lengths = torch.linalg.vector_norm(centred, dim=1, keepdim=True).clamp(min=_SHORTEST)
+            parts.append(centred * (math.sqrt(weights[block.name]) / lengths))
+        return torch.cat([*parts, torch.full((len(parts[0]), 1), _CONSTANT)], dim=1)
 
 
 def vector_size(feature_map: FeatureMap) -> int:
     """Return the length of a map's vectors: scattering's low features, all others, and the constant."""
     scattering, *others = feature_map.blocks
     return int(scattering.low.sum()) + sum(block.size for block in others) + 1
-
-
-def _lengths(vectors: Tensor) -> Tensor:
-    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    return lengths.clamp(min=_SHORTEST)

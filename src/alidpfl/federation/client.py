@@ -33,8 +33,6 @@ from alidpfl.federation.tensors import flatten, load, steady_arithmetic, trained
 from alidpfl.methods.method import Objective
 from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, RawSignals, Release, SecantSums
 
-_NOT_PRIVATE = frozenset({NO_NOISE, NO_CLIPPING})
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClientData:
@@ -60,10 +58,12 @@ class LocalTrainer:
     def __init__(self, objective: Objective, *, device: str = "cpu", noise: NoiseKind = "gaussian") -> None:
         """Take over the objective's model: every round overwrites its weights."""
         self._objective = objective
-        self._device = device
-        self._clipper = _clipper_for(objective, device, noise)
+        self._clipper: Clipper | OneByOneClipper
         if noise == "grid":
+            self._clipper = OneByOneClipper(objective.model.to(device), loss=objective.loss)
             thresholds()  # takes a second, once; done before processes fork and rounds are timed
+        else:
+            self._clipper = batch_clipper_for(objective, device)
 
     def rehearse(self, data: ClientData) -> None:
         """Try the model now, on made-up samples and at its own weights.
@@ -78,19 +78,13 @@ class LocalTrainer:
                 self._clipper.clipped_sum(data.inputs, data.targets, clip_norm=1.0, seed=0, rows=data.rows[:0])
 
     def train(self, params: Tensor, data: ClientData, plan: ClientPlan, random: RandomStream) -> ClientUpdate:
-        """Run a plan, which must have been charged before.
+        """Run a plan, which must have been charged before. Return the new weights and the signals.
 
         Args:
             params: (num_params,) the weights to start from.
             data: the client's records.
             plan: steps, step sizes, C, σ and the signals that are asked for.
             random: the source of batches and noise.
-
-        Returns:
-            The new weights and the signals.
-
-        Raises:
-            DataError: the client has no records.
         """
         if len(data) == 0:
             raise DataError(f"client {plan.client} has no records; leave it out, or set min_samples")
@@ -109,13 +103,12 @@ class LocalTrainer:
         after = flatten(self._clipper.parameters)
         if plan.release == "update":
             after = _noised_update(params, after, plan, random)
-        raw = raw_signals(self._objective, params, after, data) if "raw" in plan.signals else None
         return ClientUpdate(
             client=plan.client,
             params=after,
-            secants=observer.secants(),
-            gradient_norm=observer.gradient_norm(),
-            raw=raw,
+            secants=total(observer.pairs),
+            gradient_norm=sum(observer.norms) / len(observer.norms) if observer.norms else None,
+            raw=raw_signals(self._objective, params, after, data) if "raw" in plan.signals else None,
         )
 
     def _step(
@@ -125,32 +118,19 @@ class LocalTrainer:
         records = poisson_sample(len(data), plan.sample_rate, random)
         if self._objective.before_step is not None:
             self._objective.before_step(random)
-        settings = _step_settings(plan, learning_rate, divisor)
-        result = dp_sgd_step(
-            self._clipper, data.inputs, data.targets, settings, random, rows=data.rows[records], places=records
-        )
+        settings, rows = _step_settings(plan, learning_rate, divisor), data.rows[records]
+        result = dp_sgd_step(self._clipper, data.inputs, data.targets, settings, random, rows=rows, places=records)
         return result.noised_sum
 
 
 def check_grid(release: Release, noise_multiplier: float, num_params: int) -> None:
-    """Refuse what noise on a grid does not cover. Uses public numbers only, so it can be called before any charge.
-
-    Raises:
-        ConfigError: the noise goes on the update, or the grid does not fit the number of parameters.
-    """
+    """Refuse what noise on a grid does not cover. Uses public numbers only, so it can be called before any charge."""
     if release != "step":
         raise ConfigError(
             'noise="grid" goes on steps, and this method puts its noise on the update: use variant="dpsgd" of pe_dpfl, '
             'or noise="gaussian"'
         )
     Grid(clip_norm=1.0, noise_multiplier=noise_multiplier).check_size(num_params)
-
-
-def _clipper_for(objective: Objective, device: str, noise: NoiseKind) -> Clipper | OneByOneClipper:
-    """Return a clipper of single records for noise on a grid, else one of batches."""
-    if noise == "grid":
-        return OneByOneClipper(objective.model.to(device), loss=objective.loss)
-    return batch_clipper_for(objective, device)
 
 
 def batch_clipper_for(objective: Objective, device: str) -> Clipper:
@@ -163,19 +143,13 @@ def batch_clipper_for(objective: Objective, device: str) -> Clipper:
 
 
 def _step_settings(plan: ClientPlan, learning_rate: float, divisor: float) -> StepSettings:
-    if plan.release == "update":  # plain SGD steps; the update is clipped and noised as a whole
-        return StepSettings(
-            clip_norm=math.inf,
-            noise_multiplier=0.0,
-            learning_rate=learning_rate,
-            expected_batch_size=divisor,
-            unsafe=_NOT_PRIVATE,
-        )
+    is_plain = plan.release == "update"  # plain SGD steps; the update is clipped and noised as a whole
     return StepSettings(
-        clip_norm=plan.clip_norm,
-        noise_multiplier=plan.noise_multiplier,
+        clip_norm=math.inf if is_plain else plan.clip_norm,
+        noise_multiplier=0.0 if is_plain else plan.noise_multiplier,
         learning_rate=learning_rate,
         expected_batch_size=divisor,
+        unsafe=frozenset({NO_NOISE, NO_CLIPPING} if is_plain else ()),
     )
 
 
@@ -203,8 +177,10 @@ class _NoisedGradients:
         self._noise = Noise.of(plan, num_records)
         self._previous: Tensor | None = None
         self._previous_rate = 0.0
-        self._pairs: list[SecantSums] = []
-        self._norms: list[float] = []
+        self.pairs: list[SecantSums] = []
+        """Secants of consecutive gradients."""
+        self.norms: list[float] = []
+        """De-biased norm of each step's gradient."""
 
     def see(self, noised_sum: dict[str, Tensor], learning_rate: float) -> None:
         """Record a step's noised gradient, taken at the weights before that step."""
@@ -214,20 +190,12 @@ class _NoisedGradients:
         if self._wants_norm:
             # Adap DP-FL: with the noise's share left in, the norm would grow by σ√d/B every round.
             squared = squared_norm(gradient) - self._num_params * self._noise.variance
-            self._norms.append(math.sqrt(max(0.0, squared)))
+            self.norms.append(math.sqrt(max(0.0, squared)))
         if self._wants_secants:
             if self._previous is not None:
                 change, moved = gradient - self._previous, self._previous * -self._previous_rate
-                self._pairs.append(secant(change, moved, self._noise, self._noise, self._previous_rate))
+                self.pairs.append(secant(change, moved, self._noise, self._noise, self._previous_rate))
             self._previous, self._previous_rate = gradient, learning_rate
-
-    def secants(self) -> SecantSums | None:
-        """Return sums over consecutive pairs of gradients, or None."""
-        return total(self._pairs)
-
-    def gradient_norm(self) -> float | None:
-        """Return the mean of the de-biased norms over the round's steps, or None."""
-        return sum(self._norms) / len(self._norms) if self._norms else None
 
 
 MOST_RECORDS = 128
@@ -238,7 +206,7 @@ records is within 20 to 30 % of that from 2,048, and it changes more from round 
 """
 
 
-def raw_signals(objective: Objective, before: Tensor, after: Tensor, data: "ClientData") -> RawSignals:
+def raw_signals(objective: Objective, before: Tensor, after: Tensor, data: ClientData) -> RawSignals:
     """Return μ = ‖∇F_i(w_i) − ∇F_i(w)‖ / ‖w_i − w‖ and the losses at both ends, all WITHOUT noise.
 
     The ratio lies between the smallest and the largest curvature. It measures smoothness, not the strong convexity that

@@ -10,9 +10,9 @@ made of the first gradient, w' − w = −c g̃ + ..., so the noise does not ave
 
 n is the added noise, with public s², plus the sampling of the batch. Each record moves a gradient by at most C/B, so
 E‖sampling‖² ≤ (1 − q) q n (C/B)² = (1 − q) C²/B. Taking this bound off can only make the curvature too small on
-average. The variance above is that of the added noise alone. Where sampling is large beside it, three standard deviations are
-fewer: with linear losses, which have curvature 0, a tenth of the rounds passed for resolved (610 and 7,850 parameters,
-batches of 100 to 500; none at 7,850 and 90).
+average. The variance above is that of the added noise alone. Where sampling is large beside it, three standard
+deviations are fewer: with linear losses, which have curvature 0, a tenth of the rounds passed for resolved (610 and
+7,850 parameters, batches of 100 to 500; none at 7,850 and 90).
 
 With τ = 1 a client has only one gradient in a round. A mean update divided by its step sizes is a mean of noised
 gradients, so two rounds give a secant as well. With τ > 1 such a secant is too small, by up to a factor of τ: later
@@ -22,7 +22,7 @@ those of one client, it is half.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -49,10 +49,6 @@ class Noise:
             variance=(plan.noise_multiplier * plan.clip_norm / batch_size) ** 2,
             sampling=(1 - plan.sample_rate) * plan.clip_norm**2 / batch_size,
         )
-
-    def scaled(self, factor: float) -> "Noise":
-        """Return the randomness of the gradient times √factor."""
-        return Noise(variance=factor * self.variance, sampling=factor * self.sampling)
 
 
 @torch.no_grad()
@@ -84,12 +80,7 @@ def total(pairs: list[SecantSums]) -> SecantSums | None:
     """
     if not pairs:
         return None
-    return SecantSums(
-        product=sum(pair.product for pair in pairs),
-        displacement=sum(pair.displacement for pair in pairs),
-        noise=sum(pair.noise for pair in pairs),
-        noise_variance=sum(pair.noise_variance for pair in pairs),
-    )
+    return SecantSums(**{part.name: sum(getattr(pair, part.name) for pair in pairs) for part in fields(SecantSums)})
 
 
 def squared_norm(vector: Tensor) -> float:
@@ -142,11 +133,10 @@ class CurvatureTracker:
     def to_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the numbers and tensors that a checkpoint needs."""
         numbers: dict[str, Any] = {"estimate": self.estimate.to_json()}
-        if self.last is None:
+        if (last := self.last) is None:
             return numbers, {}
-        last = self.last
         numbers |= {"noise": asdict(last.noise), "step_size": last.step_size, "clients": list(last.clients)}
-        return numbers, {"mean_gradient": self.last.gradient, "mean_gradient_at": self.last.weights}
+        return numbers, {"mean_gradient": last.gradient, "mean_gradient_at": last.weights}
 
     @classmethod
     def from_state(cls, numbers: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> "CurvatureTracker":
@@ -175,15 +165,15 @@ def _mean_gradient(
     if len(rates) != 1 or any(plan.release != "step" for _, plan, _ in arrived):
         return None
     (learning_rates,) = rates
-    total = sum(learning_rates)
-    spread = sum(rate**2 for rate in learning_rates) / total**2  # 1/τ for equal step sizes
+    step_size = sum(learning_rates)
+    spread = sum(rate**2 for rate in learning_rates) / step_size**2  # 1/τ for equal step sizes
     # Var Σ p x = Σ p² Var x: the clients' noises are independent.
-    noises = [Noise.of(plan, sizes[plan.client]).scaled(spread * share**2) for share, plan, _ in arrived]
+    noises = [(spread * share**2, Noise.of(plan, sizes[plan.client])) for share, plan, _ in arrived]
     return _MeanGradient(
-        gradient=mean_update / -total,
+        gradient=mean_update / -step_size,
         weights=before,
-        noise=Noise(variance=sum(n.variance for n in noises), sampling=sum(n.sampling for n in noises)),
-        step_size=total,
+        noise=Noise(variance=sum(f * n.variance for f, n in noises), sampling=sum(f * n.sampling for f, n in noises)),
+        step_size=step_size,
         clients=tuple(plan.client for _, plan, _ in arrived),
     )
 

@@ -4,8 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from types import TracebackType
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -81,9 +80,7 @@ class Federation:
     def __enter__(self) -> "Federation":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[RoundRecord]:
@@ -92,16 +89,9 @@ class Federation:
             yield record
         self.close()
 
+    @steady_arithmetic()  # the server's sums too: a second thread would wait for a core that a worker has
     def step(self) -> RoundRecord | None:
-        """Run one round.
-
-        Returns:
-            The record of the round; None once a limit is reached, and `stop_reason` says which.
-        """
-        with steady_arithmetic():  # the server's sums too: a second thread would wait for a core that a worker has
-            return self._step()
-
-    def _step(self) -> RoundRecord | None:
+        """Run one round. Return its record; None once a limit is reached, and `stop_reason` says which."""
         self.stop_reason = self._reason_to_stop()
         if self.stop_reason is not None:
             return None
@@ -118,7 +108,9 @@ class Federation:
         record = self._record(decision, plans, updates, rejected, aggregated)
         self.stop_reason = self._reason_to_stop()
         record = self._evaluated(record)
-        self._count_time(self._clock() - started)
+        seconds, before = self._clock() - started, self.progress  # of the whole round, evaluation included
+        slowest = max(before.slowest_round, seconds)
+        self.progress = replace(before, seconds=before.seconds + seconds, slowest_round=slowest)
         self.stop_reason = self._reason_to_stop()
         return record
 
@@ -131,10 +123,8 @@ class Federation:
         if (plans := self.next_plans()) is None:
             return None
         longest = max(plans, key=lambda plan: plan.steps)
-        left = self._ledger.affordable_steps(longest.client, longest.noise_multiplier)
-        return Outlook(
-            charged_by=longest.release, left=left, local_steps=longest.steps, sample_rate=longest.sample_rate
-        )
+        left, rate = self._ledger.affordable_steps(longest.client, longest.noise_multiplier), longest.sample_rate
+        return Outlook(charged_by=longest.release, left=left, local_steps=longest.steps, sample_rate=rate)
 
     def forfeit_round(self) -> None:
         """Charge a lost round without running it: it may have released something."""
@@ -162,11 +152,7 @@ class Federation:
             return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
     def check_time_limit(self) -> None:
-        """Refuse a time limit that the first round alone would cross, as far as a rehearsal can tell.
-
-        Raises:
-            ConfigError: the limit is shorter than one round.
-        """
+        """Refuse a time limit that the first round alone would cross, as far as a rehearsal can tell."""
         limit = self.settings.time_limit
         if limit is None or (plans := self.next_plans()) is None:
             return
@@ -222,27 +208,12 @@ class Federation:
         return accepted, {client: reason for client, reason in reasons.items() if reason is not None}
 
     def _aggregate(self, accepted: Sequence[ClientUpdate], plans: Sequence[ClientPlan]) -> None:
-        shares = self._shares([u.client for u in accepted])
-        before = self.server.params
+        """Move the model, and update what the next round's plan may depend on."""
+        shares, before = self._shares([u.client for u in accepted]), self.server.params
         mean = server.mean_update(before, accepted, shares)
         self.server = server.step(self.server, mean, self._server_settings)
-        self._observe(before, mean, accepted, shares, plans)
-
-    def _shares(self, clients: Sequence[ClientId]) -> list[float]:
-        settings = self._server_settings
-        return server.shares(self._sizes, clients, settings.max_client_weight, settings.weight_exponent)
-
-    def _observe(
-        self,
-        before: Tensor,
-        mean: Tensor,
-        accepted: Sequence[ClientUpdate],
-        shares: Sequence[float],
-        plans: Sequence[ClientPlan],
-    ) -> None:
-        """Update what the next round's plan may depend on."""
-        by_client = {plan.client: plan for plan in plans}
         if self._policy.needs_curvature:
+            by_client = {plan.client: plan for plan in plans}
             arrived = [(share, by_client[u.client], u) for share, u in zip(shares, accepted, strict=True)]
             self._curvature = self._curvature.observe(before, mean, arrived, self._sizes)
         observed = replace(self._observed, curvature=self._curvature.estimate.value)
@@ -255,6 +226,10 @@ class Federation:
         loss = public.loss if public else None
         self._observed = replace(observed, method_state=self._method.observe(observed.method_state, accepted, loss))
 
+    def _shares(self, clients: Sequence[ClientId]) -> list[float]:
+        settings = self._server_settings
+        return server.shares(self._sizes, clients, settings.max_client_weight, settings.weight_exponent)
+
     def _advance(self, plans: Sequence[ClientPlan], arrived: int) -> None:
         before, steps = self.progress, max(plan.steps for plan in plans)
         self.progress = replace(
@@ -263,13 +238,6 @@ class Federation:
             local_steps=before.local_steps + steps,
             previous_steps=steps,
             bytes=before.bytes + (len(plans) + arrived) * BYTES_PER_NUMBER * len(self.server.params),
-        )
-
-    def _count_time(self, seconds: float) -> None:
-        """Add the time of a whole round, evaluation included."""
-        before = self.progress
-        self.progress = replace(
-            before, seconds=before.seconds + seconds, slowest_round=max(before.slowest_round, seconds)
         )
 
     def _record(
@@ -314,7 +282,7 @@ class Federation:
         curvature, tensors = self._curvature.to_state()
         observed = self._observed
         values = {
-            "progress": self.progress.to_json(),
+            "progress": asdict(self.progress),
             "num_averaged": self.server.num_averaged,
             "ledger": self._ledger.to_json(),
             "curvature": curvature,

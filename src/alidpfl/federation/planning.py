@@ -32,7 +32,7 @@ def make_ledger(
     *,
     releases: tuple[GaussianRelease, ...] = (),
 ) -> Ledger:
-    """Return the ledger that a method needs.
+    """Return the ledger that a method needs. Nothing but `releases` is charged yet.
 
     Args:
         method: a method that adapts its noise to outputs needs a Rényi filter.
@@ -41,9 +41,6 @@ def make_ledger(
         noise_multiplier: σ of a step, or of an update.
         accountant: how ε is computed, where the method does not adapt its noise.
         releases: what every client has been charged before its first round.
-
-    Returns:
-        An empty ledger: nothing but `releases` is charged yet.
     """
     if method.adapts_noise:
         return FilteredLedger(budget, sample_rate, noise_multiplier, releases=releases)
@@ -76,21 +73,16 @@ class RoundPlanner:
         num_params: int,
         settings: FederationSettings,
     ) -> None:
-        """Check that the parts fit together.
-
-        Args:
-            method: sets C and σ of every client.
-            policy: chooses τ.
-            ledger: every client's account.
-            sizes: number of records of each client.
-            shares: each client's share of the average.
-            num_params: number of trained parameters.
-            settings: rounds, limits, step sizes.
+        """Check that the parts fit together. `shares` are the clients' shares of the average; see `Federation`.
 
         Raises:
             ConfigError: un-noised signals that were not admitted by name, or limits that pay for no round.
         """
-        _check_policy(policy)
+        missing = [name for name in _POLICY_ATTRIBUTES if not hasattr(policy, name)]
+        if missing:
+            raise ConfigError(
+                f"the policy {type(policy).__name__} has no {', '.join(missing)}; see alidpfl.policies.Policy"
+            )
         self.uses_raw_signals = policy.needs_raw_signals or "raw" in method.signals
         if self.uses_raw_signals and UNACCOUNTED_SIGNALS not in settings.unsafe:
             culprit = f"policy {policy.name!r}" if policy.needs_raw_signals else f"method {method.name!r}"
@@ -116,6 +108,9 @@ class RoundPlanner:
                 f"traffic_limit={settings.traffic_limit} (bytes) does not pay for one round, in which {self._drawn} "
                 f"clients receive and send {num_params} numbers; set at least {self.round_bytes}, or leave it out"
             )
+        raw: set[Signal] = {"raw"} if policy.needs_raw_signals else set()
+        secants: set[Signal] = {"secants"} if policy.needs_curvature else set()
+        self._signals = frozenset(method.signals) | raw | secants
         self._num_params = num_params
         self._smallest, self._concentration = min(sizes.values()), sum(share**2 for share in shares)
 
@@ -196,9 +191,7 @@ class RoundPlanner:
             learning_rate=learning_rate(settings.schedule, settings.learning_rate, used),
             expected_batch_size=settings.sample_rate * self._smallest,
             weight_concentration=self._concentration,
-            heterogeneity=settings.heterogeneity
-            if len(self._sizes) > 1
-            else 0.0,  # a single client has nobody to differ from
+            heterogeneity=settings.heterogeneity if len(self._sizes) > 1 else 0.0,  # one client differs from nobody
             curvature=observed.curvature,
             raw_curvature=observed.raw_curvature,
             raw_heterogeneity=observed.raw_heterogeneity,
@@ -264,16 +257,8 @@ class RoundPlanner:
             clip_norm=numbers.clip_norm,
             learning_rates=rates,
             release=self._method.release,
-            signals=self._signals(),
+            signals=self._signals,
         )
-
-    def _signals(self) -> frozenset[Signal]:
-        wanted = set(self._method.signals)
-        if self._policy.needs_raw_signals:
-            wanted.add("raw")
-        if self._policy.needs_curvature:
-            wanted.add("secants")
-        return frozenset(wanted)
 
     def _random(self, kind: int, round_number: int) -> np.random.Generator:
         return np.random.default_rng([self._settings.seed, kind, round_number])
@@ -282,12 +267,3 @@ class RoundPlanner:
 def _share_used(rounds: float, max_rounds: int, steps: int, max_steps: int) -> float:
     """Return the used share of the scarcer budget."""
     return min(1.0, max(rounds / max_rounds, steps / max_steps))
-
-
-def _check_policy(policy: object) -> None:
-    """Refuse a policy that lacks what the loop needs."""
-    missing = [name for name in _POLICY_ATTRIBUTES if not hasattr(policy, name)]
-    if missing:
-        raise ConfigError(
-            f"the policy {type(policy).__name__} has no {', '.join(missing)}; see alidpfl.policies.Policy"
-        )

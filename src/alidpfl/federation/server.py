@@ -10,8 +10,7 @@ from torch import Tensor
 from alidpfl.inputs import checks
 from alidpfl.types import ClientId, ClientPlan, ClientUpdate
 
-_NOISE_SPREAD = 1.5  # ‖N(0, I_d)‖ exceeds 1.5 √d + 10 in no honest run
-_NOISE_OFFSET = 10.0
+_NOISE_SPREAD, _NOISE_OFFSET = 1.5, 10.0  # ‖N(0, I_d)‖ exceeds 1.5 √d + 10 in no honest run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +62,8 @@ class ServerState:
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], num_averaged: int) -> "ServerState":
         """Rebuild the state from what `tensors` returned."""
-        return cls(
-            params=tensors["params"],
-            velocity=tensors.get("velocity"),
-            average=tensors.get("average"),
-            num_averaged=num_averaged,
-        )
+        velocity, average = tensors.get("velocity"), tensors.get("average")
+        return cls(params=tensors["params"], velocity=velocity, average=average, num_averaged=num_averaged)
 
     def released(self, settings: ServerSettings) -> Tensor:
         """Return the weights to evaluate and release."""
@@ -113,7 +108,7 @@ def largest_honest_update(plan: ClientPlan, num_params: int, num_records: int) -
 def shares(
     sizes: Mapping[ClientId, int], clients: Sequence[ClientId], cap: float, exponent: float = 1.0
 ) -> list[float]:
-    """Return p_i = |D_i|^a / Σ|D_j|^a over these clients, with no share above `cap`.
+    """Return p_i = |D_i|^a / Σ|D_j|^a, in the order of `clients`, with no share above `cap`. They sum to 1.
 
     What the cap takes off goes to the other clients, in proportion. Shares are equal if the cap is below 1/N.
 
@@ -122,9 +117,6 @@ def shares(
         clients: the clients whose updates are averaged.
         cap: the largest share.
         exponent: a.
-
-    Returns:
-        Shares in the order of `clients`, which sum to 1.
     """
     if cap * len(clients) <= 1:
         return [1 / len(clients)] * len(clients)

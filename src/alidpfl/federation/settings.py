@@ -1,8 +1,8 @@
 """Settings and progress of a federation, and the protocol of an engine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -53,17 +53,6 @@ class FederationSettings:
     """{"unaccounted-signals"} admits policies that use un-noised signals."""
 
     def __post_init__(self) -> None:
-        self._check_limits()
-        for name in ("dropout_rate", "straggler_rate"):
-            checks.real(name, getattr(self, name), low=0, below=1, rule="must be in [0, 1)")
-        rule = f"must be greater than 0 and at most {_LARGEST_RATE:g}"  # float32 overflows soon beyond it
-        checks.real("learning_rate", self.learning_rate, above=0, high=_LARGEST_RATE, rule=rule)
-        checks.real("heterogeneity", self.heterogeneity, low=0, rule="must be 0 (equal clients) or more")
-        unknown = self.unsafe - {UNACCOUNTED_SIGNALS}
-        if unknown:
-            raise ConfigError(f"unsafe={sorted(unknown)} is unknown; it may name {UNACCOUNTED_SIGNALS!r}")
-
-    def _check_limits(self) -> None:
         for name in ("max_rounds", "evaluate_every"):
             checks.whole(name, getattr(self, name), low=1)
         for name in ("clients_per_round", "max_local_steps"):
@@ -72,6 +61,14 @@ class FederationSettings:
         for name in ("time_limit", "traffic_limit"):
             if (value := getattr(self, name)) is not None:
                 checks.real(name, value, above=0, rule="must be greater than 0; leave it out for none")
+        for name in ("dropout_rate", "straggler_rate"):
+            checks.real(name, getattr(self, name), low=0, below=1, rule="must be in [0, 1)")
+        rule = f"must be greater than 0 and at most {_LARGEST_RATE:g}"  # float32 overflows soon beyond it
+        checks.real("learning_rate", self.learning_rate, above=0, high=_LARGEST_RATE, rule=rule)
+        checks.real("heterogeneity", self.heterogeneity, low=0, rule="must be 0 (equal clients) or more")
+        unknown = self.unsafe - {UNACCOUNTED_SIGNALS}
+        if unknown:
+            raise ConfigError(f"unsafe={sorted(unknown)} is unknown; it may name {UNACCOUNTED_SIGNALS!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,10 +140,6 @@ class Progress:
     epsilon: float = 0.0
     """Upper bound of the largest ε of any client so far."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
@@ -157,9 +150,7 @@ class Outlook:
     left: int
     """How many of them a client can still pay for."""
     local_steps: int
-    """τ."""
     sample_rate: float
-    """q."""
 
     @property
     def warning(self) -> str | None:

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from logging import WARNING
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -20,28 +20,22 @@ from alidpfl.flower.messages import packed, refused, unpacked
 from alidpfl.vault.client import VaultClient
 from alidpfl.vault.refusals import RefusalCode, VaultBusyError, VaultRefusedError, VaultUnreachableError
 
-Settings: TypeAlias = Mapping[str, bool | int | float | str]
+if TYPE_CHECKING:
+    from alidpfl.flower.simulated_node import SimulatedNode
+
 _Answer = TypeVar("_Answer")
 
 SOCKET, PARTITION, WAIT, TIMEOUT = "vault-socket", "partition-id", "vault-wait", "vault-timeout"
 _DEFAULT_WAIT, _DEFAULT_TIMEOUT = 60.0, 600.0
 _PAUSE = 0.5
 
-
-class Records(Protocol):
-    """Answers for a node: its vault, or a share of the run's data set in a simulation."""
-
-    def info(self) -> dict[str, Any]:
-        """Return the public facts about the data set."""
-
-    def train_bytes(self, content: bytes) -> bytes:
-        """Return the answer to an encoded request."""
+client = ClientApp()
 
 
 class _Relay:
     """A vault that may be restarting or busy. Sending the same bytes again is always safe."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Mapping[str, bool | int | float | str]) -> None:
         self._socket, self._timeout = str(settings[SOCKET]), float(settings.get(TIMEOUT, _DEFAULT_TIMEOUT))
         self._wait = float(settings.get(WAIT, _DEFAULT_WAIT))
 
@@ -63,30 +57,29 @@ class _Relay:
                 time.sleep(_PAUSE)
 
 
-def client_app(simulated: Callable[[Settings, int], Records]) -> ClientApp:
-    """Return the ClientApp. In a simulation, `simulated` makes the records of a partition."""
-    app = ClientApp()
+@client.query()
+def _info(message: Message, context: Context) -> Message:
+    def introduced() -> bytes:
+        told = {"info": _records(context).info(), "partition": context.node_config.get(PARTITION)}
+        return json.dumps(told).encode()
 
-    @app.query()
-    def info(message: Message, context: Context) -> Message:
-        def introduced() -> bytes:
-            told = {"info": _records(context, simulated).info(), "partition": context.node_config.get(PARTITION)}
-            return json.dumps(told).encode()
-
-        return _answered(message, introduced)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return _answered(message, lambda: _records(context, simulated).train_bytes(unpacked(message) or b""))
-
-    return app
+    return _answered(message, introduced)
 
 
-def _records(context: Context, simulated: Callable[[Settings, int], Records]) -> Records:
+@client.train()
+def _train(message: Message, context: Context) -> Message:
+    return _answered(message, lambda: _records(context).train_bytes(unpacked(message) or b""))
+
+
+def _records(context: Context) -> "_Relay | SimulatedNode":
+    """Return what answers for this node: its vault, or a share of the run's data set in a simulation."""
     if SOCKET in context.node_config:
         return _Relay(context.node_config)
     if context.run_config.get("simulation") is True:
-        return simulated(context.run_config, int(context.node_config[PARTITION]))
+        from alidpfl.flower.config import from_run_config
+        from alidpfl.flower.simulated_node import SimulatedNode
+
+        return SimulatedNode(from_run_config(context.run_config)[0], int(context.node_config[PARTITION]))
     raise _NoVaultError(f"this node has no vault: start its SuperNode with --node-config '{SOCKET}=\"/path\"'")
 
 

@@ -5,6 +5,7 @@ Keys with a point are the settings of `alidpfl run`, such as "privacy.epsilon". 
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,11 @@ def to_run_config(config: Config, options: FlowerOptions) -> dict[str, Scalar]:
 def from_run_config(values: Mapping[str, Scalar]) -> tuple[Config, FlowerOptions]:
     """Return the checked configuration in a flat table. This is the inverse of `to_run_config`."""
     own, sections = _split(values)
-    options = _options(own)
+    try:
+        options = FlowerOptions.model_validate(own)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, p['loc']))}={p['input']!r}: {p['msg']}" for p in error.errors()]
+        raise ConfigError(f"run config: {'; '.join(problems)[:500]}") from None
     if not Path(options.out).is_absolute():
         raise ConfigError(f"out={options.out!r} must be an absolute path: Flower chooses where the ServerApp starts")
     return parse_config({name: {k: _value(v) for k, v in keys.items()} for name, keys in sections.items()}), options
@@ -84,21 +89,11 @@ def _split(values: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, d
     return own, sections
 
 
-def _options(values: Mapping[str, Scalar]) -> FlowerOptions:
-    try:
-        return FlowerOptions.model_validate(values)
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, p['loc']))}={p['input']!r}: {p['msg']}" for p in error.errors()]
-        raise ConfigError(f"run config: {'; '.join(problems)[:500]}") from None
-
-
 def _value(value: Scalar) -> Any:
-    if not isinstance(value, str) or not value.startswith(("[", "{")):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
+    with suppress(ValueError):
+        if isinstance(value, str) and value.startswith(("[", "{")):
+            return json.loads(value)
+    return value
 
 
 def write_app_folder(folder: Path, config: Config, options: FlowerOptions) -> Path:

@@ -1,5 +1,6 @@
 """Engine of a deployment: it sends plans to the vaults behind nodes. Waits are bounded, and no answer is trusted."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,28 +26,22 @@ _OFFLINE = Failure(code="offline", reason="the node is offline")
 
 @dataclass(kw_only=True, eq=False)
 class VaultEngine:
-    """Sends a round to its clients' vaults and reads their answers."""
+    """Sends a round to the vaults of `members`, the clients by number. Reads their answers. Times are in seconds."""
 
     link: Link
     members: Sequence[Member]
-    """The run's clients, by number."""
     run: str
     """Name of the run, also after a resume. Vaults know a repeated request by it and the round's number."""
     method: str
     options: Mapping[str, Any] | None
-    """Options of the method, if its loss has any."""
     shapes: Shapes
-    """Shapes of the trained parameters."""
     ledger: CappedLedger
     """It is capped to what the vaults say is left."""
     evaluator: Simulation | None
-    """Evaluates on public data; None if there is none."""
     least_updates: Callable[[int], int]
     """Returns the quorum for a number of clients."""
     round_timeout: float
-    """Seconds to wait for a round's answers."""
     wait_for_nodes: float
-    """Seconds to wait for a quorum of nodes."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _failed_rounds: int = field(default=0, init=False)
@@ -77,10 +72,19 @@ class VaultEngine:
             answer = answers.get(self.members[plan.client].node, _OFFLINE)
             update = answer if isinstance(answer, Failure) else self._opened(plan, answer, digests.get(plan.client))
             if isinstance(update, Failure):
-                self._note(plan, update)
+                told = f"client {plan.client} is left out: {update.code}: {update.reason}"
+                self.link.tell(f"round {plan.round + 1}: {told}")
+                if update.code == RefusalCode.BUDGET:  # the vault's own account decides
+                    self.ledger.cap(plan.client, 0)
             else:
                 updates.append(update)
-        self._count_failures(len(updates), len(plans))
+        least = self.least_updates(len(plans))
+        self._failed_rounds = 0 if len(updates) >= least else self._failed_rounds + 1
+        if self._failed_rounds >= _PATIENCE:
+            raise NodesMissingError(
+                f"{_PATIENCE} rounds in a row had fewer than {least} answers of {len(plans)}; the log says why. Repair "
+                "that and submit the run again to continue it"
+            )
         return updates
 
     def _request(self, plan: ClientPlan) -> RoundRequest:
@@ -102,7 +106,7 @@ class VaultEngine:
             self.sleep(_POLL_SECONDS)
 
     def _opened(self, plan: ClientPlan, answer: bytes, digest: str | None) -> ClientUpdate | Failure:
-        most = 4 * sum(map(messages.num_values, self.shapes.values())) + messages.MOST_OVERHEAD
+        most = 4 * sum(map(math.prod, self.shapes.values())) + messages.MOST_OVERHEAD
         if len(answer) > most:
             return Failure(code=RefusalCode.TOO_LARGE, reason=f"the answer has more than {most} bytes")
         try:
@@ -123,16 +127,3 @@ class VaultEngine:
         if not 1 <= told.steps <= plan.steps:
             return f"it ran {told.steps} steps, and {plan.steps} were asked for"
         return None
-
-    def _note(self, plan: ClientPlan, failure: Failure) -> None:
-        self.link.tell(f"round {plan.round + 1}: client {plan.client} is left out: {failure.code}: {failure.reason}")
-        if failure.code == RefusalCode.BUDGET:  # the vault's own account decides
-            self.ledger.cap(plan.client, 0)
-
-    def _count_failures(self, arrived: int, asked: int) -> None:
-        self._failed_rounds = 0 if arrived >= self.least_updates(asked) else self._failed_rounds + 1
-        if self._failed_rounds >= _PATIENCE:
-            raise NodesMissingError(
-                f"{_PATIENCE} rounds in a row had fewer than {self.least_updates(asked)} answers of {asked}; the log "
-                "says why. Repair that and submit the run again to continue it"
-            )

@@ -40,9 +40,5 @@ def refused(code: str, reason: str) -> Error:
 
 
 def code_of(error: Error) -> str:
-    """Return the refusal's code. Flower's own errors get names such as "flower-5".
-
-    >>> code_of(refused("budget", "nothing left")), code_of(Error(code=5))
-    ('budget', 'flower-5')
-    """
+    """Return the refusal's code. Flower's own errors get names such as "flower-5"."""
     return _CODES.get(error.code, f"flower-{error.code}")

@@ -14,7 +14,6 @@ from alidpfl.types import Release
 NodeId: TypeAlias = int
 Question: TypeAlias = Literal["info", "train"]
 
-_MOST_RECORDS = 1 << 40
 _POLL_SECONDS = 0.5
 _LONGEST_REASON = 300
 _LONGEST_INTRODUCTION = 1 << 20  # bytes: 10,000 parameters with long names
@@ -69,7 +68,7 @@ class VaultInfo(_Told):
     """What a vault makes public. Only its form is checked: it may be a lie."""
 
     vault: str = Field(min_length=1, max_length=64)
-    num_records: int = Field(ge=1, le=_MOST_RECORDS)
+    num_records: int = Field(ge=1, le=1 << 40)
     num_classes: int = Field(ge=2, le=1_000_000)
     input_shape: tuple[int, ...] = Field(max_length=8)
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = Field(max_length=10_000)
@@ -86,13 +85,10 @@ class Introduction(_Told):
     """The client number that the node's own configuration asks for."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Node:
+class Node(Introduction):
     """A node that has introduced itself."""
 
     node: NodeId
-    partition: int | None
-    info: VaultInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +119,7 @@ def gather(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[NodeId, Node]:
-    """Ask every node that comes online to introduce itself.
+    """Ask nodes that come online to introduce themselves. Return those that do; two failures leave a node out.
 
     Args:
         link: the connection to the nodes.
@@ -131,9 +127,6 @@ def gather(
         seconds: how long to wait for enough nodes.
         clock: returns the time in seconds.
         sleep: waits for some seconds.
-
-    Returns:
-        The nodes that introduced themselves. A node that failed twice is left out.
     """
     end, found, failed = clock() + seconds, dict[NodeId, Node](), Counter[NodeId]()
     while True:
@@ -162,7 +155,7 @@ def _introduced(node: NodeId, answer: bytes | Failure) -> Node | Failure:
     except ValidationError as error:
         problem = error.errors()[0]
         return Failure(code="malformed", reason=f"{'.'.join(map(str, problem['loc']))[:60]}: {problem['msg']}"[:200])
-    return Node(node=node, partition=told.partition, info=told.info)
+    return Node(node=node, info=told.info, partition=told.partition)
 
 
 def numbered(nodes: Sequence[Node], tell: Callable[[str], None]) -> list[Node]:

@@ -55,16 +55,13 @@ def run_over_nodes(link: Link, run_config: Mapping[str, Scalar]) -> Outcome:
 
 
 def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, directory: RunDirectory) -> Prepared:
-    """Find the nodes, number them as clients, and build the run.
+    """Find the nodes, number them as clients, and return the run, ready for its first or next round.
 
     Args:
         config: the run's configuration.
         options: the settings of a run over nodes.
         link: the connection to the nodes.
         directory: the run directory. It names the clients of a run that is continued.
-
-    Returns:
-        The run, ready for its first or next round.
 
     Raises:
         ConfigError: nodes cannot run this configuration.
@@ -79,10 +76,9 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
     known = [Member.from_json(values) for values in kept["clients"]] if kept else []
     nodes = _present(options, link, wanted, known)
     model = wanted.model(task := wanted.task(nodes))
-    fitting = _fitting(nodes, wanted.check(task), tell)
+    fitting = wanted.fitting(nodes, task)
     members = _clients(fitting, known, options, tell)
     run = kept["run"] if kept else secrets.token_hex(8)
-    evaluator = None if dataset is None else _evaluator(config, dataset, model, parts.method)
     ledger = CappedLedger(parts.ledger)
     engine = VaultEngine(
         link=link,
@@ -92,7 +88,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         options=config.method.options if config.method.name == "pe_dpfl" else None,  # the other losses have none
         shapes=_shapes(model),
         ledger=ledger,
-        evaluator=evaluator,
+        evaluator=None if dataset is None else _evaluator(config, dataset, model, parts.method),
         least_updates=parts.server_settings.least_updates,
         round_timeout=options.round_timeout,
         wait_for_nodes=options.wait_for_nodes,
@@ -108,6 +104,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         settings=replace(make_settings(config, shows_private_data=False), client_limits=limits),
         server_settings=parts.server_settings,
     )
+    told = json.dumps([[member.vault, member.num_records] for member in members])
     # Last: a run that never began must not bind the next attempt to its nodes.
     directory.write_members({"run": run, "clients": [member.to_json() for member in members]})
     return Prepared(
@@ -115,7 +112,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         federation=federation,
         noise_multiplier=parts.noise_multiplier,
         task=task,
-        clients=_fingerprint(members),
+        clients=hashlib.sha256(told.encode()).hexdigest(),
         uncovered=uncovered_signals(parts.policy),
         weakness=config.budget.weakness(min(member.num_records for member in members)),
         warnings=(),
@@ -141,17 +138,22 @@ class _Wanted:
         own = self._dataset
         return (own.input_shape, own.num_classes) if own else most_common_task(nodes)
 
-    def check(self, task: tuple[tuple[int, ...], int]) -> Callable[[Node], str | None]:
-        """Return a function that says why a node does not fit."""
-        return _terms_check(self._config, self._parts, _shapes(self.model(task)))
+    def fitting(self, nodes: Iterable[Node], task: tuple[tuple[int, ...], int]) -> list[Node]:
+        """Return the nodes with vaults that would serve the run. Tell why the others are left out."""
+        shapes = _shapes(self.model(task))
+        problems = [(node, next(_problems(node, self._config, self._parts, shapes), None)) for node in nodes]
+        for node, problem in problems:
+            if problem is not None:
+                self.tell(f"node {node.node} with the vault {node.info.vault!r} is left out: {problem}")
+        return [node for node, problem in problems if problem is None]
 
     def usable(self, nodes: Sequence[Node]) -> list[Node]:
         """Return the nodes that would be clients if no other node came."""
         try:
-            check = self.check(self.task(nodes))
+            task = self.task(nodes)
         except NodesMissingError:  # there is no node, or a tie
             return []
-        return numbered(_fitting(nodes, check, self.tell), self.tell)
+        return numbered(self.fitting(nodes, task), self.tell)
 
 
 def _present(options: FlowerOptions, link: Link, wanted: _Wanted, known: Sequence[Member]) -> list[Node]:
@@ -194,43 +196,29 @@ def _clients(fitting: Sequence[Node], known: Sequence[Member], options: FlowerOp
     ]
 
 
-def _fitting(nodes: Iterable[Node], reason: Callable[[Node], str | None], tell: _Tell) -> list[Node]:
-    fitting = []
-    for node in nodes:
-        if (problem := reason(node)) is None:
-            fitting.append(node)
-        else:
-            tell(f"node {node.node} with the vault {node.info.vault!r} is left out: {problem}")
-    return fitting
-
-
-def _terms_check(config: Config, parts: Parts, shapes: Shapes) -> Callable[[Node], str | None]:
-    """Return a function that says why a vault would refuse every round. It is called before any charge."""
+def _problems(node: Node, config: Config, parts: Parts, shapes: Shapes) -> Iterator[str]:
+    """Return why a vault would refuse every round. It is called before any charge."""
     rate, sigma, clip_norm = config.privacy.sample_rate, parts.noise_multiplier, config.method.clip_norm
-
-    def problems(node: Node) -> Iterator[str]:
-        terms, limits = node.info.terms, node.info.limits
-        if dict(node.info.parameters) != shapes:
-            brief = ", ".join(f"{name} {list(shape)}" for name, shape in [*shapes.items()][:2])
-            yield (
-                f"its vault is enrolled for another model than model.name={config.model.name!r}, which has parameters "
-                f"such as {brief}: another name, or other inputs (data.name; --no-evaluation)"
-            )
-        if terms.release != parts.method.release:
-            yield f"its vault puts noise on the {terms.release}, {config.method.name} on the {parts.method.release}"
-        if rate > terms.sample_rate:
-            yield f"its vault allows privacy.sample_rate={terms.sample_rate:g}, and this run has {rate:g}"
-        if rate * node.info.num_records < 1:  # τ is planned for the smallest client, so it would slow down all
-            size = node.info.num_records
-            yield f"its vault has num_records={size}, less than one per batch at privacy.sample_rate={rate:g}"
-        if sigma < terms.min_noise_multiplier:
-            least = terms.min_noise_multiplier
-            yield f"its vault requires privacy.noise_multiplier={least:g} or more, and this run has {sigma:g}"
-        if not limits.min_clip_norm <= clip_norm <= limits.max_clip_norm:
-            low, high = limits.min_clip_norm, limits.max_clip_norm
-            yield f"its vault requires method.clip_norm from {low:g} to {high:g}, and this run has {clip_norm:g}"
-
-    return lambda node: next(problems(node), None)
+    terms, limits = node.info.terms, node.info.limits
+    if dict(node.info.parameters) != shapes:
+        brief = ", ".join(f"{name} {list(shape)}" for name, shape in [*shapes.items()][:2])
+        yield (
+            f"its vault is enrolled for another model than model.name={config.model.name!r}, which has parameters "
+            f"such as {brief}: another name, or other inputs (data.name; --no-evaluation)"
+        )
+    if terms.release != parts.method.release:
+        yield f"its vault puts noise on the {terms.release}, {config.method.name} on the {parts.method.release}"
+    if rate > terms.sample_rate:
+        yield f"its vault allows privacy.sample_rate={terms.sample_rate:g}, and this run has {rate:g}"
+    if rate * node.info.num_records < 1:  # τ is planned for the smallest client, so it would slow down all
+        size = node.info.num_records
+        yield f"its vault has num_records={size}, less than one per batch at privacy.sample_rate={rate:g}"
+    if sigma < terms.min_noise_multiplier:
+        least = terms.min_noise_multiplier
+        yield f"its vault requires privacy.noise_multiplier={least:g} or more, and this run has {sigma:g}"
+    if not limits.min_clip_norm <= clip_norm <= limits.max_clip_norm:
+        low, high = limits.min_clip_norm, limits.max_clip_norm
+        yield f"its vault requires method.clip_norm from {low:g} to {high:g}, and this run has {clip_norm:g}"
 
 
 def refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Method) -> None:
@@ -278,11 +266,6 @@ def _evaluator(config: Config, dataset: Dataset, model: nn.Module, method: Metho
         evaluation=evaluation_data(config, dataset),
     )
     return Simulation(model=model, method=method, data=data, seed=0, processes=config.run.processes or 1)
-
-
-def _fingerprint(members: Sequence[Member]) -> str:
-    told = json.dumps([[member.vault, member.num_records] for member in members])
-    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def _line(record: RoundRecord, seconds: float) -> str:

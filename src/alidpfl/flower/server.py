@@ -12,9 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from alidpfl.errors import AliDpflError
 from alidpfl.flower.messages import MESSAGE_TYPES, code_of, packed, unpacked
-from alidpfl.flower.nodes import Failure, Link, NodeId, Question
-
-RunConfig = Mapping[str, bool | int | float | str]
+from alidpfl.flower.nodes import Failure, NodeId, Question
 
 _FIRST_POLL, _LONGEST_POLL, _POLL_GROWTH = 0.1, 1.0, 1.3
 _SECONDS_BEYOND = 60.0  # how long Flower keeps a message after we stop waiting
@@ -37,11 +35,15 @@ class GridLink:
     ) -> dict[NodeId, bytes | Failure]:
         """Send to each node, and collect until all have answered or `seconds` have passed."""
         end, waiting, answers = self._clock() + seconds, dict[str, NodeId](), dict[NodeId, bytes | Failure]()
+        kind, ttl = MESSAGE_TYPES[question], seconds + _SECONDS_BEYOND
         for node, content in contents.items():
-            if (taken := self._sent(question, node, content, seconds)) is None:
-                answers[node] = Failure(code="unsent", reason="the SuperLink did not take the message")
+            message = Message(packed(content), dst_node_id=node, message_type=kind, ttl=ttl)
+            # Each message is sent alone: with several, the grid does not say which one it did not take.
+            ids = list(self._grid.push_messages([message]))
+            if ids and ids[0]:
+                waiting[ids[0]] = node
             else:
-                waiting[taken] = node
+                answers[node] = Failure(code="unsent", reason="the SuperLink did not take the message")
         pause = _FIRST_POLL
         while waiting and self._clock() < end:
             self._sleep(min(pause, max(0.0, end - self._clock())))
@@ -57,13 +59,6 @@ class GridLink:
         """Write a line to Flower's log, which `flwr log` shows."""
         log(INFO, "alidpfl: %s", text)
 
-    def _sent(self, question: Question, node: NodeId, content: bytes, seconds: float) -> str | None:
-        """Send one message and return its id. With several, the grid does not say which one it did not take."""
-        ttl = seconds + _SECONDS_BEYOND
-        message = Message(packed(content), dst_node_id=node, message_type=MESSAGE_TYPES[question], ttl=ttl)
-        ids = list(self._grid.push_messages([message]))
-        return ids[0] if ids and ids[0] else None
-
     def _pulled(self, sent: str) -> bytes | Failure | None:
         """Return the answer to the message with this id; None while there is none.
 
@@ -72,7 +67,12 @@ class GridLink:
         """
         try:
             replies = list(self._grid.pull_messages([sent]))
-            return _opened(replies[0]) if replies else None
+            if not replies:
+                return None
+            if replies[0].has_error():
+                return Failure(code=code_of(replies[0].error), reason=replies[0].error.reason or "")
+            content = unpacked(replies[0])
+            return Failure(code="malformed", reason="the answer has no content") if content is None else content
         except httpx.HTTPError:  # the SuperLink's, not the node's
             raise
         except Exception as error:
@@ -89,20 +89,12 @@ class _OurErrorsInALine(logging.Filter):
         return True
 
 
-def server_app(run: Callable[[Link, RunConfig], None]) -> ServerApp:
-    """Return a ServerApp that calls `run` with the nodes and the submitted settings."""
-    app = ServerApp()
-    FLOWER_LOGGER.addFilter(_OurErrorsInALine())
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        run(GridLink(grid), context.run_config)
-
-    return app
+FLOWER_LOGGER.addFilter(_OurErrorsInALine())
+server = ServerApp()
 
 
-def _opened(reply: Message) -> bytes | Failure:
-    if reply.has_error():
-        return Failure(code=code_of(reply.error), reason=reply.error.reason or "")
-    content = unpacked(reply)
-    return Failure(code="malformed", reason="the answer has no content") if content is None else content
+@server.main()
+def _main(grid: Grid, context: Context) -> None:
+    from alidpfl.flower.run import run_over_nodes
+
+    run_over_nodes(GridLink(grid), context.run_config)

@@ -2,7 +2,6 @@
 
 import functools
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -12,7 +11,6 @@ from alidpfl.config.schema import Config
 from alidpfl.data import Dataset
 from alidpfl.errors import ConfigError
 from alidpfl.federation.tensors import trained
-from alidpfl.flower.config import Scalar, from_run_config
 from alidpfl.runs.data import load_data, simulation_data
 from alidpfl.runs.prepare import build_model
 from alidpfl.simulation.runner import SimulationData
@@ -20,7 +18,7 @@ from alidpfl.vault import messages
 from alidpfl.vault.policy import SEEDED_NOISE
 from alidpfl.vault.training import RecordTrainer
 
-_TRAINERS_KEPT = 64
+_TRAINERS_KEPT = 64  # a simulator's process answers for many nodes, one after the other
 _PLENTY = 1_000_000_000
 
 
@@ -63,14 +61,6 @@ class SimulatedNode:
             unsafe=[SEEDED_NOISE],
             shapes=self._shapes,
         )
-
-
-def simulated_node(run_config: Mapping[str, Scalar], partition: int) -> SimulatedNode:
-    """Return the node of a partition."""
-    return SimulatedNode(from_run_config(run_config)[0], partition)
-
-
-# A simulator's process answers for many nodes, one after the other, so data and models are cached.
 
 
 @functools.lru_cache(maxsize=1)

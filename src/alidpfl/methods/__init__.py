@@ -1,4 +1,4 @@
-"""Methods of the literature, one file a paper. A method sets C and σ of a client's plan, and the local loss.
+"""Methods of the literature. A method sets C and σ of a client's plan, and the local loss.
 
 A policy chooses how many local steps a round takes: see `alidpfl.policies`.
 """
@@ -10,8 +10,7 @@ from typing import Any
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.names import named
 from alidpfl.methods.adap_dpfl import AdapDpfl
-from alidpfl.methods.fedavg_dp import AliDpfl, FedAvgDp
-from alidpfl.methods.method import ClipAndNoise, Loss, Method, Objective, State
+from alidpfl.methods.method import AliDpfl, ClipAndNoise, FedAvgDp, Loss, Method, Objective, State
 from alidpfl.methods.pe_dpfl import PeDpfl
 from alidpfl.registry import METHODS
 
@@ -32,9 +31,7 @@ __all__ = [
 ]
 
 # Settings of their own, or fixed parts of a method. A configuration must not make clients send un-noised signals.
-_NOT_OPTIONS = frozenset(
-    {"adapts_noise", "clip_norm", "name", "needs_public_loss", "noise_multiplier", "release", "signals"}
-)
+_NOT_OPTIONS = {"adapts_noise", "clip_norm", "name", "needs_public_loss", "noise_multiplier", "release", "signals"}
 
 
 def method_options(name: str) -> dict[str, inspect.Parameter]:
@@ -68,10 +65,9 @@ def make_method(name: str, *, clip_norm: float, noise_multiplier: float, **optio
     >>> make_method("fedavg_dp", clip_norm=1.0, noise_multiplier=1.1).adapts_noise
     False
     """
-    method = METHODS[name]
     check_method_options(name, options)
     try:
-        made: Method = method(clip_norm=clip_norm, noise_multiplier=noise_multiplier, **options)
+        made: Method = METHODS[name](clip_norm=clip_norm, noise_multiplier=noise_multiplier, **options)
     except TypeError as error:
         raise ConfigError(f"method {name}: {error}") from None
     return made

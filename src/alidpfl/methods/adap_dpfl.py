@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
-from alidpfl.methods.fedavg_dp import FedAvgDp
-from alidpfl.methods.method import ClipAndNoise, State
+from alidpfl.methods.method import ClipAndNoise, FedAvgDp, State
 from alidpfl.types import ClientId, ClientUpdate, Signal
 
 _FALLS = 3  # of the public loss in a row, before σ is lowered
@@ -40,11 +38,9 @@ class AdapDpfl(FedAvgDp):
         checks.real("noise_decay", self.noise_decay, above=0, high=1, rule="must be in (0, 1]")
         for name in ("clip_factor", "smallest_clip_norm", "largest_clip_norm"):
             checks.real(name, getattr(self, name), above=0, rule="must be above 0")
-        if not self.smallest_clip_norm <= self.clip_norm <= self.largest_clip_norm:
-            raise ConfigError(
-                f"clip_norm={self.clip_norm} must be between smallest_clip_norm={self.smallest_clip_norm} and "
-                f"largest_clip_norm={self.largest_clip_norm}"
-            )
+        low, high = self.smallest_clip_norm, self.largest_clip_norm
+        rule = f"must be between smallest_clip_norm={low} and largest_clip_norm={high}"
+        checks.real("clip_norm", self.clip_norm, low=low, high=high, rule=rule)
 
     def start(self) -> State:
         """Return the state with the first C for every client, and no loss."""
@@ -60,16 +56,13 @@ class AdapDpfl(FedAvgDp):
         clip_norms = dict(state["clip_norms"])
         for update in updates:
             if update.gradient_norm is not None:
-                clip_norms[str(update.client)] = self._clamped(self.clip_factor * update.gradient_norm)
-        losses = [*state["losses"], public_loss] if public_loss is not None else list(state["losses"])
+                wanted = self.clip_factor * update.gradient_norm
+                # A NaN from a lying client is not >= 0, and must not become a clip norm.
+                bounded = min(self.largest_clip_norm, wanted) if wanted >= 0 else self.smallest_clip_norm
+                clip_norms[str(update.client)] = max(self.smallest_clip_norm, bounded)
+        losses = [*state["losses"], *([] if public_loss is None else [public_loss])][-(_FALLS + 1) :]
         noise_multiplier = state["noise_multiplier"]
-        losses = losses[-(_FALLS + 1) :]
         if len(losses) == _FALLS + 1 and all(later < earlier for earlier, later in pairwise(losses)):
             noise_multiplier *= self.noise_decay
             losses = losses[-1:]
         return {"clip_norms": clip_norms, "noise_multiplier": noise_multiplier, "losses": losses}
-
-    def _clamped(self, clip_norm: float) -> float:
-        # A NaN from a lying client is not >= 0, and must not become a clip norm.
-        bounded = min(self.largest_clip_norm, clip_norm) if clip_norm >= 0 else self.smallest_clip_norm
-        return max(self.smallest_clip_norm, bounded)

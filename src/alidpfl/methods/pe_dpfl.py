@@ -9,6 +9,7 @@ No full text or code is public. Here the loss of a record is ℓ(φ, c) + λ · 
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -17,8 +18,7 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import ConfigError, UnsupportedModelError
 from alidpfl.inputs import checks
-from alidpfl.methods.fedavg_dp import FedAvgDp
-from alidpfl.methods.method import Loss, Objective
+from alidpfl.methods.method import FedAvgDp, Loss, Objective
 from alidpfl.types import Release
 
 
@@ -50,17 +50,21 @@ class PeDpfl(FedAvgDp):
 
     def objective(self, model: nn.Module, loss: Loss = cross_entropy) -> Objective:
         """Return a copy of the model with a perturbed last linear layer, and the regularised loss."""
-        perturbed, head = _with_perturbed_head(model, self.draws)
+        holder = nn.Sequential(copy.deepcopy(model))  # a parent, also for a model that is one nn.Linear
+        linear = [(name, m) for name, m in holder.named_modules() if isinstance(m, nn.Linear)]
+        if not linear:
+            raise UnsupportedModelError("pe_dpfl perturbs the last nn.Linear; this model has none: use another method")
+        name, classifier = linear[-1]
+        parent, _, attribute = name.rpartition(".")
+        head = _PerturbedHead(classifier, self.draws)
+        setattr(holder.get_submodule(parent), attribute, head)
 
         def perturbed_loss(outputs: Tensor, targets: Tensor) -> Tensor:  # (B, 1 + draws, classes), (B,)
             plain = loss(outputs[:, 0], targets)
             moved = [loss(outputs[:, 1 + draw], targets) for draw in range(self.draws)]
             return plain + self.regularisation * (torch.stack(moved).mean(0) - plain)
 
-        def draw(random: RandomStream) -> None:
-            head.draw(self.perturbation, random)
-
-        return Objective(model=perturbed, loss=perturbed_loss, before_step=draw)
+        return Objective(model=holder[0], loss=perturbed_loss, before_step=partial(head.draw, self.perturbation))
 
 
 class _PerturbedHead(nn.Module):
@@ -76,9 +80,8 @@ class _PerturbedHead(nn.Module):
         self.perturbations = nn.ModuleList(
             nn.Linear(classifier.in_features, classifier.out_features).requires_grad_(False) for _ in range(draws)
         )
-        for perturbation in self.perturbations:
-            for parameter in perturbation.parameters():
-                nn.init.zeros_(parameter)
+        for parameter in self.perturbations.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, features: Tensor) -> Tensor:
         plain = self.classifier(features)
@@ -88,20 +91,4 @@ class _PerturbedHead(nn.Module):
     def draw(self, deviation: float, random: RandomStream) -> None:
         """Draw new perturbations. They do not depend on the data."""
         for parameter in self.perturbations.parameters():
-            noise = random.normal(parameter.numel()).view(parameter.shape)
-            parameter.copy_(noise * deviation)
-
-
-def _with_perturbed_head(model: nn.Module, draws: int) -> tuple[nn.Module, _PerturbedHead]:
-    wrapped = copy.deepcopy(model)
-    if isinstance(wrapped, nn.Linear):
-        head = _PerturbedHead(wrapped, draws)
-        return head, head
-    linear = [(name, m) for name, m in wrapped.named_modules() if isinstance(m, nn.Linear)]
-    if not linear:
-        raise UnsupportedModelError("pe_dpfl perturbs the last nn.Linear, and this model has none; use another method")
-    name, classifier = linear[-1]
-    parent_name, _, attribute = name.rpartition(".")
-    head = _PerturbedHead(classifier, draws)
-    setattr(wrapped.get_submodule(parent_name), attribute, head)
-    return wrapped, head
+            parameter.copy_(random.normal(parameter.numel()).view(parameter.shape) * deviation)

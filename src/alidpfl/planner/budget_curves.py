@@ -16,15 +16,16 @@ _BEYOND = 1.25  # ε is plotted up to this multiple of the largest R_c
 _MAX_LOCAL_STEPS = 64
 
 Line = list[tuple[float, float]]
+Lines = dict[str, Line]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
     """Points (x, y) of every line."""
 
-    epsilon: dict[str, Line]
+    epsilon: Lines
     """By accountant: ε against steps."""
-    bounds: dict[str, Line]
+    bounds: Lines
     """By bound: its value against τ at R_s rounds, divided by its smallest value."""
     best_steps: dict[str, float | None]
     """By bound: the τ at which it is smallest; None if it always falls."""
@@ -56,9 +57,7 @@ def _epsilon_line(request: PlanRequest, run: PlannedRun, accountant: str, most: 
     return [(steps, cost) for steps, cost in line if math.isfinite(cost)]
 
 
-def _bounds(
-    request: PlanRequest, run: PlannedRun, curvature: float, rate: float
-) -> tuple[dict[str, Line], dict[str, float]]:
+def _bounds(request: PlanRequest, run: PlannedRun, curvature: float, rate: float) -> tuple[Lines, dict[str, float]]:
     """Return lines and minima of the paper's h (at R_c steps) and G (at R_s rounds), and of U in (A) and (B)."""
     situation = replace(first_situation(request, run), learning_rate=rate)
     problem = Corrected().problem(situation, curvature)
@@ -79,11 +78,9 @@ def _bounds(
     best = {"h": paper.best_at_fixed_steps, "G": paper.best_at_fixed_rounds}
     best |= {name: bound.best_real() for name, bound in valid.items()}
     furthest = max(10, min(_MAX_LOCAL_STEPS, 3 * run.max_steps // run.max_rounds))
-    counts = [float(steps) for steps in range(1, furthest + 1)]
-    return {name: _over_smallest([(x, value(x)) for x in counts]) for name, value in values.items()}, best
-
-
-def _over_smallest(line: Line) -> Line:
-    finite = [(steps, value) for steps, value in line if 0 < value < math.inf]
-    smallest = min((value for _, value in finite), default=1.0)
-    return [(steps, value / smallest) for steps, value in finite]
+    lines = {}
+    for name, value in values.items():
+        line = [(x, y) for x in map(float, range(1, furthest + 1)) if 0 < (y := value(x)) < math.inf]
+        smallest = min((y for _, y in line), default=1.0)
+        lines[name] = [(x, y / smallest) for x, y in line]
+    return lines, best

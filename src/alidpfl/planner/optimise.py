@@ -52,7 +52,6 @@ class Setting:
     steps: int
     """T: local steps that the budget must pay for."""
     signal_to_noise: float
-    """Signal-to-noise ratio of the whole run."""
 
     @property
     def epochs(self) -> float:
@@ -101,13 +100,8 @@ def choose_setting(
     """Return the recommended setting, with the least noise that the accountant admits, and the front it is on."""
     front = pareto_front(request, rounds, on_progress)
     best = best_setting(request, front)
-    chosen = with_exact_noise(request, best)
+    chosen = best if request.noise_multiplier is not None else _calibrated(request, best, noise_multiplier_for)
     return chosen, [chosen if setting is best else setting for setting in front]
-
-
-def with_exact_noise(request: PlanRequest, setting: Setting) -> Setting:
-    """Return the setting with the least noise that the accountant admits; unchanged if the request sets σ."""
-    return setting if request.noise_multiplier is not None else _calibrated(request, setting, noise_multiplier_for)
 
 
 def make_setting(request: PlanRequest, sample_rate: float, noise_multiplier: float, rounds: int, steps: int) -> Setting:

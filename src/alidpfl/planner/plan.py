@@ -1,6 +1,7 @@
 """The plan: what the budgets pay for, how each policy would spend them, and what stays unused."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,22 +18,22 @@ from alidpfl.types import OnProgress
 
 DEFAULT_POLICY = "ali"
 
+_DEFAULT_POLICY_KEYS = ("policy", "epsilon_spent", "seconds", "bytes", "unused_rounds", "unused_steps")
 _LOW_SIGNAL = 1.0  # signal-to-noise below which a note warns
 _NOTABLE_SHARE = 0.05  # of ε that stays unused
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyPlan:
-    """How one policy would spend the budgets."""
+    """How one policy would spend the budgets; `steps` is Σ τ."""
 
     policy: str
     local_steps: int
-    """The most frequent τ."""
+    """The most frequent τ; of equally frequent ones the largest."""
     least_steps: int
     most_steps: int
     rounds: int
     steps: int
-    """Σ τ."""
     ends_first: str
     """The budget that stops the run: "rounds", "privacy" or "both"."""
     epsilon_spent: float
@@ -72,29 +73,25 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole plan as plain values."""
-        default = self.policy()
+        chosen = self.setting
         return {
-            "wishes": asdict(self.request),
+            "request": asdict(self.request),
             "max_rounds": self.rounds.count,
             "rounds_limited_by": self.rounds.limited_by,
-            "sample_rate": self.setting.sample_rate,
-            "noise_multiplier": self.setting.noise_multiplier,
-            "signal_to_noise": self.setting.signal_to_noise,
-            "epochs": self.setting.epochs,
+            **{key: getattr(chosen, key) for key in ("sample_rate", "noise_multiplier", "signal_to_noise", "epochs")},
             "max_steps": self.max_steps,
             "epsilon_if_rounds_end": {  # JSON has no infinity
                 name: cost if math.isfinite(cost) else None for name, cost in self.epsilon_if_rounds_end.items()
             },
             "epsilon_if_steps_end": self.epsilon_if_steps_end,
             "local_steps": {plan.policy: plan.local_steps for plan in self.policies},
-            "policy": default.policy,
-            "epsilon_spent": default.epsilon_spent,
-            "seconds": default.seconds,
-            "bytes": default.bytes,
-            "unused_rounds": default.unused_rounds,
-            "unused_steps": default.unused_steps,
+            **{key: getattr(self.policy(), key) for key in _DEFAULT_POLICY_KEYS},
             "policies": {plan.policy: asdict(plan) for plan in self.policies},
-            "pareto": [_row(setting, self.setting) for setting in self.pareto],
+            "pareto": [
+                asdict(s)
+                | {"epochs": s.epochs, "noise_per_progress": 1 / s.signal_to_noise, "recommended": s == chosen}
+                for s in self.pareto
+            ],
             "curves": asdict(self.curves),
             "notes": list(self.notes),
         }
@@ -166,12 +163,12 @@ def _steps_or_zero(request: PlanRequest, setting: Setting, accountant: str) -> i
 
 
 def _policy_plan(request: PlanRequest, run: PlannedRun, path: PolicyPath) -> PolicyPlan:
-    rounds, steps = len(path.local_steps), sum(path.local_steps)
+    rounds, steps, counts = len(path.local_steps), sum(path.local_steps), Counter(path.local_steps)
     spent = _epsilon(request, run, request.accountant, steps)
     rounds_end, privacy_ends = rounds == run.max_rounds, steps == run.max_steps
     return PolicyPlan(
         policy=path.policy,
-        local_steps=path.usual_steps,
+        local_steps=max(counts, key=lambda steps: (counts[steps], steps)),
         least_steps=min(path.local_steps),
         most_steps=max(path.local_steps),
         rounds=rounds,
@@ -225,8 +222,3 @@ def _notes(request: PlanRequest, setting: Setting, plans: Sequence[PolicyPlan]) 
             f"paper and reference are shown at μ = {TYPICAL_CURVATURE}, as measured for the paper's CNN on MNIST"
         )
     return tuple(notes)
-
-
-def _row(setting: Setting, chosen: Setting) -> dict[str, Any]:
-    derived = {"epochs": setting.epochs, "noise_per_progress": 1 / setting.signal_to_noise}
-    return asdict(setting) | derived | {"recommended": setting == chosen}

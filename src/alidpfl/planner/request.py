@@ -20,8 +20,6 @@ number without knowing the problem."""
 _BYTES_PER_PARAMETER = 8  # 4 bytes in each direction
 _MAX_COUNT = 10**12
 _MAX_ROUNDS = 20_000  # every round is planned one by one, for every policy
-_MAX_MIN_STEPS = 1_000_000
-_MIN_SAMPLE_RATE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +70,11 @@ class PlanRequest:
         _ = self.budget  # PrivacyBudget refuses what no budget can be
         checks.real("epsilon", self.epsilon, low=1e-6, high=1e6, rule="must be between 1e-6 and 1e6")
         checks.real("delta", self.delta, above=0, high=0.1, rule="must be above 0 and at most 0.1: it is a probability")
-        self._check_mechanism()
+        if self.sample_rate is not None:
+            rule = "must be in [1e-09, 1]; did you pass a batch size?"
+            checks.real("sample_rate", self.sample_rate, low=1e-9, high=1, rule=rule)
+        if self.noise_multiplier is not None:
+            checked_noise_multiplier(self.noise_multiplier)
         for name in ("clip_norm", "learning_rate", "curvature"):
             if getattr(self, name) is not None:
                 checks.real(name, getattr(self, name), low=1e-9, high=1e9, rule="must be between 1e-9 and 1e9")
@@ -105,17 +107,10 @@ class PlanRequest:
         """Bytes of one round: every client downloads the model and uploads an update."""
         return self.clients * _BYTES_PER_PARAMETER * self.num_params
 
-    def _check_mechanism(self) -> None:
-        if self.sample_rate is not None:
-            rule = f"must be in [{_MIN_SAMPLE_RATE:g}, 1]; did you pass a batch size?"
-            checks.real("sample_rate", self.sample_rate, low=_MIN_SAMPLE_RATE, high=1, rule=rule)
-        if self.noise_multiplier is not None:
-            checked_noise_multiplier(self.noise_multiplier)
-
     def _check_counts(self) -> None:
         checks.whole("clients", self.clients, low=1, high=_MAX_COUNT)
         checks.whole("samples", self.samples, low=self.clients, high=_MAX_COUNT)
-        checks.whole("min_steps", self.min_steps, low=1, high=_MAX_MIN_STEPS)
+        checks.whole("min_steps", self.min_steps, low=1, high=1_000_000)
         checks.whole("num_params", self.num_params, low=1, high=_MAX_COUNT)
         if self.smallest_client is not None:
             checks.whole("smallest_client", self.smallest_client, low=1, high=self.samples // self.clients)
@@ -124,22 +119,18 @@ class PlanRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundLimit:
-    """How many rounds fit, and the setting that limits them."""
+    """How many rounds fit, and the setting that limits them: max_rounds, time_limit or traffic_limit."""
 
     count: int
     limited_by: str
-    """max_rounds, time_limit or traffic_limit."""
 
 
 def affordable_rounds(request: PlanRequest) -> RoundLimit:
-    """Return R_s, or fewer where the time or traffic limit allows fewer.
-
-    Raises:
-        ConfigError: Not one round fits. The message names the limit that would.
-    """
+    """Return R_s, or fewer where the time or traffic limit allows fewer; ConfigError if not one round fits."""
     rounds = {"max_rounds": request.max_rounds}
     if request.time_limit is not None and request.seconds_per_round is not None:
-        rounds["time_limit"] = _quotient(request.time_limit, request.seconds_per_round)
+        quotient = request.time_limit / request.seconds_per_round * (1 + 1e-12)  # rounding: 0.3 / 0.1 is 2.9999
+        rounds["time_limit"] = int(min(quotient, _MAX_COUNT))
     if request.traffic_limit is not None:
         rounds["traffic_limit"] = request.traffic_limit // request.bytes_per_round
     tightest = min(rounds, key=lambda limit: rounds[limit])
@@ -154,8 +145,7 @@ def _no_round_fits(request: PlanRequest, limited_by: str) -> str:
             f"time_limit={request.time_limit:g} s is shorter than one round of seconds_per_round="
             f"{request.seconds_per_round:g}; set at least {request.seconds_per_round:g} s"
         )
-    assert request.traffic_limit is not None  # noqa: S101 - for the type checker
-    needed, limit, clients = request.bytes_per_round, request.traffic_limit, request.clients
+    needed, limit, clients = request.bytes_per_round, request.traffic_limit or 0, request.clients
     remedies = [f"set at least {needed:,} bytes"]
     if (params := limit // (_BYTES_PER_PARAMETER * clients)) > 0:
         remedies.append(f"use a model of at most {params:,} parameters")
@@ -165,8 +155,3 @@ def _no_round_fits(request: PlanRequest, limited_by: str) -> str:
         f"traffic_limit={limit:,} bytes is less than one round of {clients} clients with {request.num_params:,} "
         f"parameters in both directions; {', or '.join(remedies)}"
     )
-
-
-def _quotient(total: float, each: float) -> int:
-    """Return how often `each` fits into `total`. The factor corrects rounding, such as 0.3 / 0.1 = 2.9999."""
-    return int(min(total / each * (1 + 1e-12), _MAX_COUNT))

@@ -39,9 +39,6 @@ __all__ = [
 def make_policy(name: str, **settings: Any) -> Policy:
     """Return the policy of that name with these settings.
 
-    Raises:
-        ConfigError: No policy or setting has such a name. The message offers the nearest one.
-
     >>> make_policy("fixed", local_steps=3)
     Fixed(local_steps=3, pace_limit=None)
     """

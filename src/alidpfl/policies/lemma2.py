@@ -47,35 +47,45 @@ class Ali(_CappedPolicy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paper(_CappedPolicy):
+class _RawPolicy(_CappedPolicy):
+    name: ClassVar[str]
+    needs_raw_signals: ClassVar[bool] = True
+    needs_curvature: ClassVar[bool] = False
+
+    def _decide(self, situation: Situation, heterogeneity: float, tail: float) -> Decision:
+        decision = _by_lemmas(self.name, situation, situation.raw_curvature, heterogeneity, tail)
+        if decision is None:
+            # Algorithm 2 starts with τ = 1, before there is a μ. Later, without a usable μ, τ stays as it is.
+            decision = Decision(local_steps=max(1, situation.previous_steps), why=f"{self.name}: no usable μ")
+        return paced(decision, situation, self.pace_limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper(_RawPolicy):
     """The lemmas with the paper's un-noised μ and the configured Γ. UNACCOUNTED: clients send μ without noise.
 
     It has no cap by default, because the paper has none and this policy shows what the paper does.
     """
 
     name: ClassVar[str] = "paper"
-    needs_raw_signals: ClassVar[bool] = True
-    needs_curvature: ClassVar[bool] = False
 
     def decide(self, situation: Situation) -> Decision:
         """Return τ of this round."""
-        return _from_raw_curvature(self, situation, situation.heterogeneity, tail=1.0)
+        return self._decide(situation, situation.heterogeneity, tail=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference(_CappedPolicy):
+class Reference(_RawPolicy):
     """The rule of the authors' code: 2 + 2/T for the paper's 2 + 1/T, and Γ estimated from losses. UNACCOUNTED."""
 
     name: ClassVar[str] = "reference"
-    needs_raw_signals: ClassVar[bool] = True
-    needs_curvature: ClassVar[bool] = False
 
     def decide(self, situation: Situation) -> Decision:
         """Return τ of this round, with the configured Γ until there is an estimate."""
         estimated = situation.raw_heterogeneity
         if estimated is None or not math.isfinite(estimated):
             estimated = situation.heterogeneity
-        return _from_raw_curvature(self, situation, estimated, tail=2.0)
+        return self._decide(situation, estimated, tail=2.0)
 
 
 def heterogeneity_for(dirichlet_beta: float | None) -> float:
@@ -89,21 +99,10 @@ def heterogeneity_for(dirichlet_beta: float | None) -> float:
     if dirichlet_beta is None:
         return 0.0
     beta = checks.real("dirichlet_beta", dirichlet_beta, above=0, rule="must be above 0, or None for IID")
-    (low, high), (_, last) = _HETEROGENEITY[0], _HETEROGENEITY[-1]
-    if beta <= low:
-        return high
     for (left, upper), (right, lower) in pairwise(_HETEROGENEITY):
         if beta <= right:
-            return lower + (upper - lower) * math.log(right / beta) / math.log(right / left)
-    return last
-
-
-def _from_raw_curvature(policy: Paper | Reference, situation: Situation, heterogeneity: float, tail: float) -> Decision:
-    decision = _by_lemmas(policy.name, situation, situation.raw_curvature, heterogeneity, tail)
-    if decision is None:
-        # Algorithm 2 starts with τ = 1, before there is a μ. Later, without a usable μ, τ stays as it is.
-        decision = Decision(local_steps=max(1, situation.previous_steps), why=f"{policy.name}: no usable μ")
-    return paced(decision, situation, policy.pace_limit)
+            return lower + (upper - lower) * math.log(right / max(beta, left)) / math.log(right / left)
+    return _HETEROGENEITY[-1][1]
 
 
 def _by_lemmas(
@@ -128,9 +127,5 @@ def _by_lemmas(
     if math.isnan(best := bound.best_at_fixed_rounds):
         return None
     shown = f"{best:.2f}" if best < 1e6 else f"{best:.3g}"  # noqa: PLR2004
-    return Decision(
-        local_steps=nearest_whole(best),
-        why=f"{name}: τ* = {shown}",
-        curvature=curvature,
-        heterogeneity=heterogeneity,
-    )
+    steps, why = nearest_whole(best), f"{name}: τ* = {shown}"
+    return Decision(local_steps=steps, why=why, curvature=curvature, heterogeneity=heterogeneity)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from alidpfl.inputs import checks
 
@@ -103,24 +103,15 @@ class Decision:
 class Policy(Protocol):
     """Chooses τ before every round. Pure: equal situations get equal decisions."""
 
-    @property
-    def name(self) -> str:
-        """The policy's name in configurations and records, such as "ratio"."""
-
-    @property
-    def needs_raw_signals(self) -> bool:
-        """True if the policy reads un-noised signals, which no (ε, δ) covers."""
-
-    @property
-    def needs_curvature(self) -> bool:
-        """True if the policy reads the private `curvature`, so that clients must send it."""
+    name: ClassVar[str]
+    """The policy's name in configurations and records, such as "ratio"."""
+    needs_raw_signals: ClassVar[bool]
+    """True if the policy reads un-noised signals, which no (ε, δ) covers."""
+    needs_curvature: ClassVar[bool]
+    """True if the policy reads the private `curvature`, so that clients must send it."""
 
     def decide(self, situation: Situation) -> Decision:
-        """Return τ of the round, with 1 <= τ <= steps_left.
-
-        Raises:
-            ConfigError: No step is left.
-        """
+        """Return τ of the round, with 1 <= τ <= steps_left; ConfigError if no step is left."""
 
 
 def usable(signal: float | None) -> float | None:

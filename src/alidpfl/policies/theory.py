@@ -31,9 +31,6 @@ def noise_power(noise_multiplier: float, clip_norm: float, num_params: int, batc
     return (noise_multiplier * clip_norm / batch_size) ** 2 * num_params
 
 
-# --------------------------------------------------------------------------------------------------- the paper's bound
-
-
 @dataclass(frozen=True, kw_only=True)
 class PaperBound:
     """Theorem 1 as printed. It does not hold (docs/explanation/theory.md), and is kept to reproduce and to plot.
@@ -71,17 +68,9 @@ class PaperBound:
         a = self.drift
         return smoothness / (2 * rounds) * (a * local_steps + distance - 2 * a + (a + self.rest) / local_steps)
 
-    def vertex(self, *, distance: float) -> float:
-        """Return τ₀ = 1 − Δ₁/(2a), the vertex of the parabola h; `distance` is Δ₁. Never above 1.
-
-        >>> paper_bound(curvature=1, heterogeneity=0, clip_norm=1, noise_power=1, total_steps=1).vertex(distance=6)
-        0.5
-        """
-        return 1.0 - distance / (2 * self.drift)
-
     @property
     def best_at_fixed_steps(self) -> float:
-        """Lemma 1: for τ >= 1, h is smallest at 1, because τ₀ is not above 1."""
+        """Lemma 1: for τ >= 1, h is smallest at 1, because its vertex τ₀ = 1 − Δ₁/(2a) is not above 1."""
         return 1.0
 
     @property
@@ -96,13 +85,7 @@ class PaperBound:
 
 
 def paper_bound(
-    *,
-    curvature: float,
-    heterogeneity: float,
-    clip_norm: float,
-    noise_power: float,
-    total_steps: float,
-    tail: float = 1.0,
+    *, curvature: float, heterogeneity: float, clip_norm: float, noise_power: float, total_steps: float, tail: float = 1
 ) -> PaperBound:
     """Return Theorem 1 at the paper's step size η = 1/(Tμ), where ημ = 1/T and 2Γ/η = 2ΓTμ.
 
@@ -124,9 +107,6 @@ def paper_bound(
         # (2/μ)·(2/μ) is infinite for a tiny μ, where 4/μ² would divide by zero.
         rest=inverse * inverse + 3 * square + 2 * heterogeneity * total_steps * curvature + noise_power,
     )
-
-
-# ------------------------------------------------------------------------------------------------- bounds that do hold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,19 +146,14 @@ class Bound:
     U is convex for τ >= 1: the first term falls ever slower, and the last rises ever faster.
     """
 
-    rounds: float
-    """K."""
+    problem: Problem
     decay: float
     """ρ: one step multiplies the squared distance by e^{−ρ}; infinite if one step reaches 0."""
-    squared_distance: float
-    """Δ₀."""
     floor: float
     """The error that gradient noise leaves at any τ."""
     scale: float
     spread: float
     """s: C in (A), ζ in (B)."""
-    variance: float
-    """v."""
     cross: float
     """0 if (jC + sqrt(jv))² was bounded by 2(j²C² + jv), 2 if it is kept."""
 
@@ -188,11 +163,11 @@ class Bound:
 
     def slope(self, local_steps: float) -> float:
         """Return dU/dτ for τ >= 1. Its root is τ*."""
-        j, spread = local_steps - 1, self.spread
-        cross = 1.5 * self.cross * spread * math.sqrt(self.variance * j)
-        rises = self.scale * (2 * j * spread**2 + cross + self.variance)
+        j, spread, variance = local_steps - 1, self.spread, self.problem.gradient_variance
+        cross = 1.5 * self.cross * spread * math.sqrt(variance * j)
+        rises = self.scale * (2 * j * spread**2 + cross + variance)
         # With an infinite ρ the distance is 0 after one step.
-        falls = 0.0 if math.isinf(self.decay) else self.rounds * self.decay * self._bias(local_steps)
+        falls = 0.0 if math.isinf(self.decay) else self.problem.rounds * self.decay * self._bias(local_steps)
         return rises - falls
 
     def best(self) -> int:
@@ -216,14 +191,15 @@ class Bound:
     def _gains_after(self, local_steps: int) -> bool:
         """Return whether U(τ + 1) < U(τ). Leaves the floor out, next to which rounding could hide the difference."""
         step = self._drift(local_steps) - self._drift(local_steps - 1)
-        return self._bias(local_steps) * -math.expm1(-self.rounds * self.decay) > step
+        return self._bias(local_steps) * -math.expm1(-self.problem.rounds * self.decay) > step
 
     def _bias(self, local_steps: float) -> float:
-        return self.squared_distance * math.exp(-self.rounds * self.decay * local_steps)
+        return self.problem.initial_distance**2 * math.exp(-self.problem.rounds * self.decay * local_steps)
 
     def _drift(self, j: float) -> float:
-        mixed = self.cross * j * self.spread * math.sqrt(self.variance * j)
-        return self.scale * (j * j * self.spread**2 + mixed + j * self.variance)
+        variance = self.problem.gradient_variance
+        mixed = self.cross * j * self.spread * math.sqrt(variance * j)
+        return self.scale * (j * j * self.spread**2 + mixed + j * variance)
 
 
 def bound_a(problem: Problem) -> Bound:
@@ -235,13 +211,11 @@ def bound_a(problem: Problem) -> Bound:
     _check(problem, eta * mu, "1/(2μ)")
     noise = problem.clip_norm**2 + problem.sampling_power + problem.noise_power * problem.weight_concentration
     return Bound(
-        rounds=problem.rounds,
+        problem=problem,
         decay=_decay(2 * eta * mu),
-        squared_distance=problem.initial_distance**2,
         floor=eta / (2 * mu) * noise,
         scale=eta * eta * (problem.smoothness - mu) / mu,
         spread=problem.clip_norm,
-        variance=problem.gradient_variance,
         cross=0.0,
     )
 
@@ -256,13 +230,11 @@ def bound_b(problem: Problem) -> Bound:
     _check(problem, eta * smoothness, "1/(2L)")
     contraction = 2 * eta * mu * (1 - eta * smoothness)
     return Bound(
-        rounds=problem.rounds,
+        problem=problem,
         decay=_decay(contraction),
-        squared_distance=problem.initial_distance**2,
         floor=eta * eta / contraction * problem.gradient_variance * problem.weight_concentration,
         scale=eta**3 * (smoothness - mu + 2 * eta * smoothness**2) / contraction,
         spread=problem.dissimilarity,
-        variance=problem.gradient_variance,
         cross=2.0,
     )
 

@@ -13,7 +13,7 @@ removed record.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -22,7 +22,6 @@ from dp_accounting import rdp
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from alidpfl.privacy.mechanisms import Composition, SampledGaussian
-from alidpfl.registry import ACCOUNTANTS
 
 ORDERS: Final = (*range(2, 64), 128, 256, 512)
 """The Rényi orders α of the paper's reference code."""
@@ -30,6 +29,7 @@ ORDERS: Final = (*range(2, 64), 128, 256, 512)
 Epsilon: TypeAlias = Callable[[Composition, float], float]
 """Returns ε at δ of a composition that is not empty: infinite if it has no bound, never NaN."""
 
+_Floats: TypeAlias = npt.NDArray[np.float64]
 _INTERVAL: Final = 1e-4  # of privacy loss, between two points of the grid
 _STEP_POINTS, _TOTAL_POINTS = 5e5, 1e7  # of the grid, for one step and for all: seconds and a few hundred megabytes
 # Noise of probability e^-40 is cut off and counted as infinite loss. This is pessimistic, by at most 4e-11 in δ over
@@ -50,42 +50,24 @@ class Accountant:
     """An upper bound of `epsilon` in a fraction of its time; None for `epsilon` itself."""
 
 
-def search_functions(accountant: str) -> tuple[Epsilon, ...]:
-    """Return the guesses of an accountant, cheapest first, and its own function last."""
-    found: Accountant = ACCOUNTANTS[accountant]
-    return (*found.guesses, found.epsilon)
-
-
-def quick_bound(accountant: str) -> Epsilon:
-    """Return the accountant's quick upper bound of ε, or its own function if it has none."""
-    found: Accountant = ACCOUNTANTS[accountant]
-    return found.quick or found.epsilon
-
-
-# ---------------------------------------------------------------------------------------------------------- Rényi DP
-
-
 @lru_cache(maxsize=4096)
-def rdp_of_step(
-    sample_rate: float, noise_multiplier: float, orders: tuple[int, ...] = ORDERS
-) -> npt.NDArray[np.float64]:
+def rdp_of_step(sample_rate: float, noise_multiplier: float, orders: tuple[int, ...] = ORDERS) -> _Floats:
     """Return R(α) of one step at each order (Mironov, Talwar & Zhang 2019, section 3.3), rounded up, read-only."""
     step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
     computed = rdp.RdpAccountant(list(orders)).compose(step.event).rdp
     # dp-accounting's sum of logarithms is off by up to 5e-16 in either direction, and it treats a negative R(α) as
     # ε = 0. Any number of steps at large σ or small q would then be free. So round up by far more than the error.
-    rounded_up: npt.NDArray[np.float64] = np.maximum(computed, 0.0) * (1 + 1e-12) + 1e-14
+    rounded_up: _Floats = np.maximum(computed, 0.0) * (1 + 1e-12) + 1e-14
     rounded_up.flags.writeable = False
     return rounded_up
 
 
-def _rdp(composition: Composition) -> npt.NDArray[np.float64]:
-    steps = (m.steps * rdp_of_step(m.sample_rate, m.noise_multiplier) for m in composition)
-    total: npt.NDArray[np.float64] = np.sum(list(steps), axis=0)
+def _rdp(composition: Composition) -> _Floats:
+    total: _Floats = np.sum([m.steps * rdp_of_step(m.sample_rate, m.noise_multiplier) for m in composition], axis=0)
     return total
 
 
-def epsilon_from_rdp(orders: tuple[int, ...], renyi: npt.NDArray[np.float64], delta: float) -> float:
+def epsilon_from_rdp(orders: tuple[int, ...], renyi: _Floats, delta: float) -> float:
     """Return ε at δ of a mechanism that is (α, R(α))-RDP at these orders (Canonne et al. 2020, Proposition 12)."""
     return float(rdp.compute_epsilon(orders, renyi, delta)[0])
 
@@ -97,9 +79,6 @@ def _rdp_epsilon(composition: Composition, delta: float) -> float:
 def _rdp_paper_epsilon(composition: Composition, delta: float) -> float:
     # ε = min over α of R(α) + log(1/δ)/(α−1): Mironov 2017, Proposition 3.
     return float(np.min(_rdp(composition) - math.log(delta) / (np.array(ORDERS) - 1)))
-
-
-# ------------------------------------------------------------------------------------------ privacy loss distributions
 
 
 def _pld_epsilon(composition: Composition, delta: float, *, coarser: int = 1) -> float:
@@ -116,9 +95,7 @@ def _pld_epsilon(composition: Composition, delta: float, *, coarser: int = 1) ->
         return bound
     interval = coarser * _interval(composition, bound)
     try:
-        total, *others = (_composed_pld(m, interval) for m in composition)
-        for other in others:
-            total = total.compose(other)
+        total = reduce(lambda left, right: left.compose(right), [_composed_pld(m, interval) for m in composition])
         tight = float(total.get_epsilon_for_delta(delta_left))
     except (ArithmeticError, ValueError):  # dp-accounting fails on losses beyond a float's exponent
         return bound

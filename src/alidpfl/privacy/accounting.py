@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from alidpfl.errors import BudgetExceededError
-from alidpfl.privacy.accountants import Epsilon, quick_bound, search_functions
+from alidpfl.privacy.accountants import Accountant, Epsilon
 from alidpfl.privacy.budget import PrivacyBudget, checked_delta
 from alidpfl.privacy.gaussian_dp import limiting_noise
 from alidpfl.privacy.mechanisms import (
@@ -19,6 +19,7 @@ from alidpfl.privacy.mechanisms import (
     merged,
 )
 from alidpfl.privacy.step_search import largest_affordable, nearly_least
+from alidpfl.registry import ACCOUNTANTS
 
 NOISE_TOLERANCE = 1e-4
 """`noise_multiplier_for` returns a multiple of this."""
@@ -35,8 +36,6 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float, accountant: str = "pl
     >>> steps = SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=314)
     >>> round(epsilon([steps], delta=1e-5, accountant="rdp-paper"), 2)
     2.0
-    >>> epsilon([], delta=1e-5)
-    0.0
     """
     return _epsilon(merged(mechanisms), checked_delta(delta), accountant)
 
@@ -120,7 +119,7 @@ def noise_multiplier_for(
     >>> noise_multiplier_for(PrivacyBudget(epsilon=2.0, delta=1e-5), 0.015, 314, accountant="rdp-paper")
     1.1
     """
-    step = _noisiest(sample_rate, steps)
+    step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=MAX_NOISE_MULTIPLIER, steps=steps)
     return _noise_multiplier_for(budget, step, accountant, merged(already_spent))
 
 
@@ -137,16 +136,17 @@ def noise_multiplier_bound(budget: PrivacyBudget, sample_rate: float, steps: int
         BudgetExceededError: No accepted noise multiplier is large enough.
 
     >>> budget = PrivacyBudget(epsilon=2.0, delta=1e-5)
-    >>> exact, quick = 6.3975, noise_multiplier_bound(budget, 0.25, 158)
-    >>> exact <= quick < 1.003 * exact
+    >>> 6.3975 <= noise_multiplier_bound(budget, 0.25, 158) < 1.003 * 6.3975  # 6.3975 by `noise_multiplier_for`
     True
     """
-    return _noise_multiplier_bound(budget, _noisiest(sample_rate, steps), accountant)
+    step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=MAX_NOISE_MULTIPLIER, steps=steps)
+    return _noise_multiplier_bound(budget, step, accountant)
 
 
 @lru_cache(maxsize=1024)
 def _epsilon(composition: Composition, delta: float, accountant: str, *, quick: bool = False) -> float:
-    function = quick_bound(accountant) if quick else search_functions(accountant)[-1]
+    found: Accountant = ACCOUNTANTS[accountant]
+    function = found.quick if quick and found.quick else found.epsilon
     return function(composition, delta) if composition else 0.0
 
 
@@ -159,7 +159,7 @@ def _max_steps(budget: PrivacyBudget, step: SampledGaussian, accountant: str, sp
 
     equal_steps = sum(mechanism.steps for mechanism in spent if replace(mechanism, steps=1) == step)
     guess, high = 1, MAX_STEPS - equal_steps
-    for function in search_functions(accountant):
+    for function in _search_functions(accountant):
         guess = largest_affordable(cost_by(function), budget.epsilon, low=0, high=high, guess=guess)
     if guess == 0:
         raise no_step_error(budget, [*spent, step], accountant)
@@ -167,14 +167,12 @@ def _max_steps(budget: PrivacyBudget, step: SampledGaussian, accountant: str, sp
 
 
 @lru_cache(maxsize=1024)
-def _noise_multiplier_for(
-    budget: PrivacyBudget, noisiest: SampledGaussian, accountant: str, spent: Composition
-) -> float:
+def _noise_multiplier_for(budget: PrivacyBudget, step: SampledGaussian, accountant: str, spent: Composition) -> float:
     _refuse_if_overspent(budget, spent, accountant)
     largest = round(MAX_NOISE_MULTIPLIER * _GRID)
 
     def cost_by(function: Epsilon, noise: Callable[[int], float]) -> Callable[[int], float]:
-        return lambda n: function(merged([*spent, replace(noisiest, noise_multiplier=noise(n))]), budget.delta)
+        return lambda n: function(merged([*spent, replace(step, noise_multiplier=noise(n))]), budget.delta)
 
     def on_grid(less: int) -> float:  # ε never falls with `less`, as the search requires
         return (largest - less) / _GRID
@@ -182,9 +180,9 @@ def _noise_multiplier_for(
     def geometric(n: int) -> float:  # to within 5 %, quickly, for a first guess
         return max(MAX_NOISE_MULTIPLIER * 1.05**-n, MIN_NOISE_MULTIPLIER)
 
-    functions = search_functions(accountant)
+    functions = _search_functions(accountant)
     if cost_by(functions[-1], on_grid)(0) > budget.epsilon:
-        raise _never_enough(budget, noisiest.steps)
+        raise _never_enough(budget, step.steps)
     first = largest_affordable(cost_by(functions[0], geometric), budget.epsilon, low=0, high=424, guess=280)
     guess = largest - math.ceil(geometric(first) * _GRID)
     high = largest - round(MIN_NOISE_MULTIPLIER * _GRID)
@@ -194,12 +192,12 @@ def _noise_multiplier_for(
 
 
 @lru_cache(maxsize=1024)
-def _noise_multiplier_bound(budget: PrivacyBudget, noisiest: SampledGaussian, accountant: str) -> float:
+def _noise_multiplier_bound(budget: PrivacyBudget, step: SampledGaussian, accountant: str) -> float:
     # The quick bound's error of about a thousandth would be much of a small ε.
-    function = quick_bound(accountant) if budget.epsilon >= 1 else search_functions(accountant)[-1]
-    guess = math.ceil(limiting_noise(budget, noisiest.sample_rate, noisiest.steps) * _GRID) / _GRID
+    quick = budget.epsilon >= 1
+    guess = math.ceil(limiting_noise(budget, step.sample_rate, step.steps) * _GRID) / _GRID
     found = nearly_least(
-        lambda noise: function((replace(noisiest, noise_multiplier=noise),), budget.delta),
+        lambda noise: _epsilon((replace(step, noise_multiplier=noise),), budget.delta, accountant, quick=quick),
         budget.epsilon,
         low=MIN_NOISE_MULTIPLIER,
         high=MAX_NOISE_MULTIPLIER,
@@ -207,12 +205,13 @@ def _noise_multiplier_bound(budget: PrivacyBudget, noisiest: SampledGaussian, ac
         tolerance=2e-3,
     )
     if found is None:
-        raise _never_enough(budget, noisiest.steps)
+        raise _never_enough(budget, step.steps)
     return math.ceil(found * _GRID) / _GRID  # rounding up adds noise, which is no less private
 
 
-def _noisiest(sample_rate: float, steps: int) -> SampledGaussian:
-    return SampledGaussian(sample_rate=sample_rate, noise_multiplier=MAX_NOISE_MULTIPLIER, steps=steps)
+def _search_functions(accountant: str) -> tuple[Epsilon, ...]:
+    found: Accountant = ACCOUNTANTS[accountant]
+    return (*found.guesses, found.epsilon)
 
 
 def _never_enough(budget: PrivacyBudget, steps: int) -> BudgetExceededError:
@@ -223,8 +222,7 @@ def _never_enough(budget: PrivacyBudget, steps: int) -> BudgetExceededError:
 
 
 def _refuse_if_overspent(budget: PrivacyBudget, spent: Composition, accountant: str) -> None:
-    cost = _epsilon(spent, budget.delta, accountant)
-    if cost > budget.epsilon:
+    if (cost := _epsilon(spent, budget.delta, accountant)) > budget.epsilon:
         raise BudgetExceededError(
             f"already_spent costs epsilon={_rounded_up(cost)} by {accountant}, more than the budget's "
             f"epsilon={budget.epsilon:g} at delta={budget.delta:g}: nothing is left; raise epsilon or stop"

@@ -24,17 +24,12 @@ class PrivacyBudget:
     """δ, a probability in (0, 1). Keep it well below one over the number of records."""
 
     def __post_init__(self) -> None:
-        smallest = sys.float_info.min
-        epsilon = checks.real("epsilon", self.epsilon, low=smallest, rule="must be finite and above 0")
+        epsilon = checks.real("epsilon", self.epsilon, low=sys.float_info.min, rule="must be finite and above 0")
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "delta", checked_delta(self.delta))
 
     def weakness(self, num_records: int) -> str | None:
-        """Return why this budget protects a data set of `num_records` records poorly; None if it does not.
-
-        >>> PrivacyBudget(epsilon=2.0, delta=1e-5).weakness(6000) is None
-        True
-        """
+        """Return why this budget protects a data set of `num_records` records poorly; None if it does not."""
         reasons = []
         if self.epsilon > _LARGE:
             reasons.append(f"epsilon={self.epsilon:g} hides next to nothing: usual values lie between 0.5 and 4")

@@ -36,8 +36,7 @@ class Ledger(Protocol):
             sample_rate: q that the client will use.
 
         Raises:
-            BudgetExceededError: The client cannot pay, or the ledger does not account for this q or σ. Nothing is
-                charged.
+            BudgetExceededError: The client cannot pay, or this q or σ is not accounted for. Nothing is charged.
         """
 
     def steps_spent(self, client: ClientId) -> int:
@@ -58,6 +57,8 @@ class Ledger(Protocol):
 
 class _CountingLedger:
     """Base of both ledgers: counts steps by client, and refuses a saved state that was kept on other terms."""
+
+    _terms: dict[str, Any]
 
     def __init__(self, budget: PrivacyBudget, sample_rate: float) -> None:
         self._budget, self._sample_rate = budget, sample_rate
@@ -80,12 +81,12 @@ class _CountingLedger:
     def to_json(self) -> dict[str, Any]:
         """Return the terms of the ledger, and what each client has spent on them."""
         steps = {str(client): steps for client, steps in sorted(self._steps.items())}
-        return {"terms": self._terms(), **self._spent(), "steps": steps}
+        return {"terms": dict(self._terms), **self._spent(), "steps": steps}
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Load what `to_json` returned; ConfigError if it was kept on other terms."""
         # Steps mean nothing without the noise and the rate that they were taken with.
-        terms, saved = self._terms(), values["terms"]
+        terms, saved = self._terms, values["terms"]
         changed = {key: (saved.get(key), new) for key, new in terms.items() if saved.get(key) != new}
         if changed:
             listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
@@ -93,9 +94,6 @@ class _CountingLedger:
         self._steps = Counter({int(client): int(steps) for client, steps in values["steps"].items()})
 
     def _spend(self, client: ClientId, steps: int, noise_multiplier: float) -> None:
-        raise NotImplementedError
-
-    def _terms(self) -> dict[str, Any]:
         raise NotImplementedError
 
     def _spent(self) -> dict[str, Any]:
@@ -151,6 +149,14 @@ class PlannedLedger(_CountingLedger):
         except BudgetExceededError as error:
             raise self._with_noise_hint(error, accountant, releases) from None
         self._noise_multiplier, self._accountant, self._releases = noise_multiplier, accountant, releases
+        self._terms = {
+            "epsilon": self._budget.epsilon,
+            "delta": self._budget.delta,
+            "accountant": self._accountant,
+            "sample_rate": self._sample_rate,
+            "noise_multiplier": self._noise_multiplier,
+            "releases": [[release.noise_multiplier, release.count] for release in self._releases],
+        }
 
     def affordable_steps(self, client: ClientId, noise_multiplier: float) -> int:
         """Return how many more steps the client can pay for."""
@@ -163,8 +169,7 @@ class PlannedLedger(_CountingLedger):
 
     def epsilon_bound(self, client: ClientId) -> float:
         """Return a quick upper bound of the ε spent so far, never above the budget."""
-        spent = self._mechanisms(client)
-        return min(epsilon_bound(spent, self._budget.delta, self._accountant), self._budget.epsilon)
+        return min(epsilon_bound(self._mechanisms(client), self._budget.delta, self._accountant), self._budget.epsilon)
 
     def epsilon(self, client: ClientId) -> float:
         """Return the ε spent so far."""
@@ -177,16 +182,6 @@ class PlannedLedger(_CountingLedger):
                 f"client {client} cannot pay for {steps} steps: {left} of {self.max_steps} are left of "
                 f"epsilon={self._budget.epsilon:g}; plan at most affordable_steps"
             )
-
-    def _terms(self) -> dict[str, Any]:
-        return {
-            "epsilon": self._budget.epsilon,
-            "delta": self._budget.delta,
-            "accountant": self._accountant,
-            "sample_rate": self._sample_rate,
-            "noise_multiplier": self._noise_multiplier,
-            "releases": [[release.noise_multiplier, release.count] for release in self._releases],
-        }
 
     def _mechanisms(self, client: ClientId) -> list[Mechanism]:
         if (steps := self._steps[client]) == 0:
@@ -228,6 +223,13 @@ class FilteredLedger(_CountingLedger):
             step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
             raise self._with_noise_hint(no_step_error(budget, [*releases, step], "rdp"), "rdp", releases)
         self._filters: dict[ClientId, RdpFilter] = {}
+        self._terms = {
+            "epsilon": self._budget.epsilon,
+            "delta": self._budget.delta,
+            "order": self._fresh.order,
+            "sample_rate": self._sample_rate,
+            "rdp_of_releases": self._fresh.rdp_spent,
+        }
 
     def affordable_steps(self, client: ClientId, noise_multiplier: float) -> int:
         """Return how many more steps at this noise the client can pay for."""
@@ -251,15 +253,6 @@ class FilteredLedger(_CountingLedger):
         step = SampledGaussian(sample_rate=self._sample_rate, noise_multiplier=noise_multiplier, steps=steps)
         self._filters[client] = self._filter(client).charge(step)
 
-    def _terms(self) -> dict[str, Any]:
-        return {
-            "epsilon": self._budget.epsilon,
-            "delta": self._budget.delta,
-            "order": self._fresh.order,
-            "sample_rate": self._sample_rate,
-            "rdp_of_releases": self._fresh.rdp_spent,
-        }
-
     def _spent(self) -> dict[str, Any]:
         return {"rdp_spent": {str(client): f.rdp_spent for client, f in sorted(self._filters.items())}}
 
@@ -272,7 +265,6 @@ class CappedLedger:
 
     A client's own number may only lower what the server planned with. So a lying client only excludes itself.
 
-    >>> from alidpfl.privacy import PlannedLedger, PrivacyBudget
     >>> ledger = CappedLedger(PlannedLedger(PrivacyBudget(epsilon=2.0, delta=1e-5), 0.015, 1.1, accountant="rdp-paper"))
     >>> ledger.cap(0, 5)
     >>> ledger.affordable_steps(0, 1.1), ledger.affordable_steps(1, 1.1)
@@ -282,6 +274,8 @@ class CappedLedger:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._left: dict[ClientId, int] = {}
+        # What this run has asked for. Only the data's owner knows the total of all runs.
+        self.steps_spent, self.epsilon_bound, self.epsilon = ledger.steps_spent, ledger.epsilon_bound, ledger.epsilon
 
     def cap(self, client: ClientId, left: int) -> None:
         """Note that the client says it can pay for `left` more steps, after all that it was asked for."""
@@ -297,18 +291,6 @@ class CappedLedger:
         self._ledger.charge(client, steps, noise_multiplier, sample_rate=sample_rate)
         if client in self._left:
             self.cap(client, self._left[client] - steps)
-
-    def steps_spent(self, client: ClientId) -> int:
-        """Return the steps charged so far in this run."""
-        return self._ledger.steps_spent(client)
-
-    def epsilon_bound(self, client: ClientId) -> float:
-        """Return a quick upper bound of the ε that this run has asked for."""
-        return self._ledger.epsilon_bound(client)
-
-    def epsilon(self, client: ClientId) -> float:
-        """Return the ε that this run has asked for. Only the data's owner knows the total of all runs."""
-        return self._ledger.epsilon(client)
 
     def to_json(self) -> dict[str, Any]:
         """Return the ledger and the caps."""

@@ -48,11 +48,7 @@ class RdpFilter:
 
     @classmethod
     def for_plan(cls, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float) -> "RdpFilter":
-        """Return the filter with the order that allows the most steps of a planned, public mechanism.
-
-        Raises:
-            BudgetExceededError: The budget does not pay for one step.
-        """
+        """Return the filter with the order that allows the most steps of a planned, public mechanism."""
         filters = [cls(budget=budget, order=order) for order in ORDERS]
         steps = [f.affordable_steps(sample_rate, noise_multiplier) for f in filters]
         if max(steps) == 0:
@@ -66,11 +62,7 @@ class RdpFilter:
         return self._epsilon(self.rdp_spent)
 
     def charge(self, mechanism: Mechanism) -> "RdpFilter":
-        """Return the filter after `mechanism`. Call it before the mechanism runs.
-
-        Raises:
-            BudgetExceededError: The charge would exceed the budget. Nothing is spent.
-        """
+        """Return the filter after `mechanism`, or raise BudgetExceededError. Call it before the mechanism runs."""
         rdp_spent = self.rdp_spent + sum(m.steps * self._rdp_of_step(m) for m in merged([mechanism]))
         if not self._epsilon(rdp_spent) <= self.budget.epsilon:
             raise BudgetExceededError(
@@ -82,13 +74,11 @@ class RdpFilter:
 
     def affordable_steps(self, sample_rate: float, noise_multiplier: float) -> int:
         """Return how many steps of this mechanism can still be charged at once: 0 to MAX_STEPS."""
-        step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
-        rdp_of_step = self._rdp_of_step(step)
-
-        def cost(steps: int) -> float:
-            return self._epsilon(self.rdp_spent + steps * rdp_of_step)
-
-        return largest_affordable(cost, self.budget.epsilon, low=0, high=MAX_STEPS, guess=1)
+        each = self._rdp_of_step(SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier))
+        limit = self.budget.epsilon
+        return largest_affordable(
+            lambda steps: self._epsilon(self.rdp_spent + steps * each), limit, low=0, high=MAX_STEPS, guess=1
+        )
 
     def _rdp_of_step(self, mechanism: SampledGaussian) -> float:
         return float(rdp_of_step(mechanism.sample_rate, mechanism.noise_multiplier, (self.order,))[0])

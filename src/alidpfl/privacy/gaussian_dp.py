@@ -8,7 +8,6 @@ import math
 
 from alidpfl.privacy.budget import PrivacyBudget
 
-_SMALLEST, _LARGEST = 1e-8, 1e4
 _MAX_EXPONENT = 700  # e^ε overflows beyond
 
 
@@ -18,22 +17,15 @@ def gaussian_parameter(budget: PrivacyBudget) -> float:
     >>> round(gaussian_parameter(PrivacyBudget(epsilon=2.0, delta=1e-5)), 3)
     0.502
     """
-    low, high = _SMALLEST, _LARGEST
+    low, high = 1e-8, 1e4
     for _ in range(200):
         middle = math.sqrt(low * high)
-        if gaussian_delta(middle, budget.epsilon) <= budget.delta:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if gaussian_delta(middle, budget.epsilon) <= budget.delta else (low, middle)
     return low
 
 
 def gaussian_delta(parameter: float, epsilon: float) -> float:
-    """Return δ(ε) of μ-GDP: Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) (Corollary 2.13).
-
-    >>> round(gaussian_delta(1.0, 0.0), 4)
-    0.3829
-    """
+    """Return δ(ε) of μ-GDP: Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) (Corollary 2.13)."""
     first = _normal(parameter / 2 - epsilon / parameter)
     if epsilon > _MAX_EXPONENT:  # the second term only lowers δ
         return first

@@ -23,9 +23,6 @@ class SampledGaussian:
 
     Neighbouring data sets differ by one added or removed record. All three numbers must be public, or depend only on
     what was already released (then account with `RdpFilter`).
-
-    >>> SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=100).steps
-    100
     """
 
     sample_rate: float
@@ -33,7 +30,6 @@ class SampledGaussian:
     noise_multiplier: float
     """σ, the noise's standard deviation divided by the clip norm."""
     steps: int = 1
-    """Number of steps, one after another."""
 
     def __post_init__(self) -> None:
         rule = "must be in (0, 1]; did you pass a batch size?"
@@ -53,16 +49,11 @@ class SampledGaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianRelease:
-    """`count` releases of a query over the whole data set, each with Gaussian noise of σ times its L2 sensitivity.
-
-    >>> GaussianRelease(noise_multiplier=5.0).count
-    1
-    """
+    """`count` releases of a query over the whole data set, each with Gaussian noise of σ times its L2 sensitivity."""
 
     noise_multiplier: float
     """σ, the noise's standard deviation divided by the query's L2 sensitivity."""
     count: int = 1
-    """Number of releases, one after another."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_multiplier", checked_noise_multiplier(self.noise_multiplier))

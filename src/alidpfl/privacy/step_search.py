@@ -30,10 +30,7 @@ def largest_affordable(cost: Callable[[int], float], limit: float, *, low: int, 
         width = too_many - fits
         value = cost(probe)
         # `value <= limit` is false for NaN: a cost that cannot be computed is not affordable.
-        if value <= limit:
-            fits = probe
-        else:
-            too_many = probe
+        fits, too_many = (probe, too_many) if value <= limit else (fits, probe)
         patience = _PATIENCE if too_many - fits <= width // 2 else patience - 1
         before, last = last, (probe, value)
         probe = _propose(before, last, limit)
@@ -88,21 +85,13 @@ def nearly_least(
             return None
         else:
             too_little = max(too_little, probe)
-        if last is not None and last[0] != probe:
-            power = _fitted_power(last, (probe, value), default=power)
+        if last is not None and last[0] != probe and 0 < last[1] < math.inf and 0 < value < math.inf:
+            # The p of cost = c·x^−p through the last two probes, within a plausible range.
+            power = min(max(math.log(last[1] / value) / math.log(probe / last[0]), 0.25), 8.0)
         last = (probe, value)
-        aim = limit * (1 - tolerance / 2)
-        probe *= min(max(value / aim, 1e-9) ** (1 / power), 4.0)
+        probe *= min(max(value / (limit * (1 - tolerance / 2)), 1e-9) ** (1 / power), 4.0)
         if number >= _TRUSTED_PROBES or not too_little < probe < fits:
             # The fitted curve misled: halve the bracket, or go to its end.
             probe = math.sqrt(too_little * fits) if fits < math.inf else high
         probe = min(max(probe, low), high)
     return fits if fits < math.inf else None
-
-
-def _fitted_power(first: tuple[float, float], second: tuple[float, float], *, default: float) -> float:
-    """Return the p of cost = c·x^−p through two probes, within a plausible range; `default` if no such curve exists."""
-    if not (0 < first[1] < math.inf and 0 < second[1] < math.inf):
-        return default
-    slope = math.log(first[1] / second[1]) / math.log(second[0] / first[0])
-    return min(max(slope, 0.25), 8.0)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -13,12 +13,8 @@ _WEAK = 0.9  # share of the largest contribution; a weaker canary makes a pass l
 
 def audit_view(audit: dict[str, Any]) -> Group:
     """Return a table for each part of an audit, and the verdict."""
-    parts: list[RenderableType] = []
-    if audit["one_step"] is not None:
-        parts.append(_step_table(audit["one_step"]))
-    if audit["one_run"] is not None:
-        parts.append(_run_table(audit["one_run"]))
-    return Group(*parts, *_verdict(audit))
+    tables = {"one_step": _step_table, "one_run": _run_table}
+    return Group(*(table(audit[part]) for part, table in tables.items() if audit[part] is not None), *_verdict(audit))
 
 
 def _step_table(step: dict[str, Any]) -> Table:
@@ -71,14 +67,11 @@ def _verdict(audit: dict[str, Any]) -> list[Text]:
         lines.append(Text("The canary is weak here: a worse record could fail where it passes.", style="yellow"))
     claim = f"ε = {audit['claimed_epsilon']:g} at δ = {audit['delta']:g}"
     if audit["refuted"]:
-        lines.append(Text(f"REFUTED: {_reason(audit['one_step'], claim)}", style="bold red"))
+        step, reason = audit["one_step"], f"the training shows more of a record than {claim} allows"
+        if step is not None and step["noise"]["problem"] and step["lower_bound"] <= step["claimed"]:
+            reason = f"{step['noise']['problem']}, and {claim} relies on that noise"
+        lines.append(Text(f"REFUTED: {reason}", style="bold red"))
     else:
         bound = f"measured ε ≥ {rounded_down(audit['lower_bound'], 3)} (confidence {audit['confidence']:.4g})"
         lines.append(Text(f"not refuted: {claim}, {bound}. This is no proof: an attack may show less than there is."))
     return lines
-
-
-def _reason(step: dict[str, Any] | None, claim: str) -> str:
-    if step is not None and step["noise"]["problem"] and step["lower_bound"] <= step["claimed"]:
-        return f"{step['noise']['problem']}, and {claim} relies on that noise"
-    return f"the training shows more of a record than {claim} allows"

@@ -34,8 +34,7 @@ class _Range:
     def of(cls, values: list[float]) -> "_Range":
         low, high = min(values), max(values)
         if low == high:  # a flat line runs through the middle
-            margin = abs(low) / 2 or 1.0
-            largest = sys.float_info.max
+            margin, largest = abs(low) / 2 or 1.0, sys.float_info.max
             return cls(max(low - margin, -largest), min(high + margin, largest))
         return cls(low, high)
 
@@ -120,12 +119,10 @@ def plot(
         return f"{title}\n(nothing to plot yet)"
     x_range, y_range = _Range.of([x for x, _ in finite]), _Range.of([y for _, y in finite])
     frame = _Frame(x_range=x_range, y_range=y_range, width=width, height=height)
-    if len(series) == 1 and unicode:
-        rows = _braille(series[0], frame)
-    else:
-        rows = _marks(series, frame, _UNICODE_MARKS if unicode else _ASCII_MARKS)
-    lines = _with_axes(rows, frame, x_label, _UNICODE_AXES if unicode else _ASCII_AXES)
-    return "\n".join(line.rstrip() for line in [title, *lines, *_legend(series, unicode)])
+    marks, axes = (_UNICODE_MARKS, _UNICODE_AXES) if unicode else (_ASCII_MARKS, _ASCII_AXES)
+    rows = _braille(series[0], frame) if len(series) == 1 and unicode else _marks(series, frame, marks)
+    legend = [f"{marks[i % len(marks)]} {line.label}" for i, line in enumerate(series)] if len(series) > 1 else []
+    return "\n".join(line.rstrip() for line in [title, *_with_axes(rows, frame, x_label, axes), *legend])
 
 
 def _unbroken(points: Sequence[Point]) -> Iterator[list[tuple[float, float]]]:
@@ -167,10 +164,3 @@ def _with_axes(rows: list[str], frame: _Frame, x_label: str, axes: Sequence[str]
         f"{'':{margin}} {corner}{floor * frame.width}",
         f"{'':{margin}}  {left}{gap}{right} {x_label}",
     ]
-
-
-def _legend(series: Sequence[Series], unicode: bool) -> list[str]:
-    if len(series) == 1:
-        return []
-    marks = _UNICODE_MARKS if unicode else _ASCII_MARKS
-    return [f"{marks[index % len(marks)]} {line.label}" for index, line in enumerate(series)]

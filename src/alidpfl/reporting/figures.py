@@ -24,11 +24,7 @@ _LARGEST_DOT = 260.0  # of a split, in square points
 
 
 def figure_class() -> "type[Figure]":
-    """Return matplotlib's Figure, which has no global state and no window, unlike pyplot.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """Return matplotlib's Figure, which has no global state and no window, unlike pyplot."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -40,11 +36,7 @@ def figure_class() -> "type[Figure]":
 
 
 def check_extension(path: Path) -> str:
-    """Return the extension in lower case.
-
-    Raises:
-        ConfigError: the extension is neither .png nor .svg.
-    """
+    """Return the extension in lower case. Refuse others than .png and .svg."""
     kind = path.suffix.lower()
     if kind not in _FORMATS:
         raise ConfigError(f"cannot draw {path}: its extension must be {' or '.join(_FORMATS)}")
@@ -132,7 +124,7 @@ def _draw_epsilon(axes: "Axes", plan: dict[str, Any]) -> None:
         (line,) = axes.plot(*zip(*points, strict=True), label=f"{name}: R_c = {steps or 'none'}")
         if steps:
             axes.plot(steps, plan["epsilon_if_steps_end"][name], "o", color=line.get_color())
-    budget = plan["wishes"]["epsilon"]
+    budget = plan["request"]["epsilon"]
     axes.axhline(budget, linestyle="--", color="gray", label=f"budget ε = {budget:g}")
     axes.set(xlabel="local steps", ylabel="ε", title=f"q = {plan['sample_rate']:g}, σ = {plan['noise_multiplier']:g}")
 

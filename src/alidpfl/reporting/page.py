@@ -76,13 +76,7 @@ class ResultChart:
 
 
 def render(template: str, charts: Sequence[ResultChart], **values: Any) -> str:
-    """Return the page that a template of `assets/` makes from its values.
-
-    Args:
-        template: file name, such as "plan.html".
-        charts: every chart of the page; charts.js draws them.
-        values: what else the template names.
-    """
+    """Return the page that a template of `assets/`, such as "plan.html", makes from its charts and other values."""
     drawn = {made.name: made.chart for made in charts}
     return _TEMPLATES.get_template(template).render(charts=drawn, asset=_asset, **values)
 

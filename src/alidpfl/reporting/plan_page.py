@@ -2,45 +2,49 @@
 
 from typing import Any
 
+from alidpfl.reporting import plan_tables
 from alidpfl.reporting.page import ResultChart, ResultTable, render
-from alidpfl.reporting.plan_tables import (
-    BOUND_NAMES,
-    PARETO_HEAD,
-    accountant_rows,
-    pareto_rows,
-    policy_notes,
-    policy_rows,
-    question,
-    same_budget,
-)
 
 
 def plan_page(plan: dict[str, Any]) -> str:
     """Return the page of a plan."""
     epsilon, bounds = _epsilon_chart(plan), _bounds_chart(plan)
     pareto = _pareto_chart(plan) if plan["pareto"] else None
+    recommended = [number for number, row in enumerate(plan["pareto"]) if row["recommended"]]
     rounds = plan["max_rounds"]
+    policies = plan_tables.policy_rows(plan)
     return render(
         "plan.html",
         [chart for chart in (epsilon, pareto, bounds) if chart],
-        question=question(plan),
+        question=plan_tables.question(plan),
         headline=_headline(plan),
         notes=plan["notes"],
         epsilon=epsilon,
         accountants=ResultTable(
             title="Every accountant is safe; pld is the tightest",
             head=["accountant", "steps R_c", f"ε if the {rounds} rounds end first (τ = 1)", "ε if R_c ends first"],
-            rows=accountant_rows(plan),
+            rows=plan_tables.accountant_rows(plan),
         ),
-        policies=_policies(plan),
+        policies=ResultTable(
+            title="A policy chooses τ, the local steps of a round",
+            head=list(policies[0]),
+            rows=[list(row.values()) for row in policies],
+            caption="; ".join(plan_tables.policy_notes(plan)),
+            highlighted=list(plan["policies"]).index(plan["policy"]),
+        ),
         pareto=pareto,
-        settings=_pareto_table(plan),
+        settings=ResultTable(
+            title="Sampling rate against noise; the recommended setting is highlighted",
+            head=plan_tables.PARETO_HEAD,
+            rows=plan_tables.pareto_rows(plan),
+            highlighted=recommended[-1] if recommended else None,
+        ),
         bounds=bounds,
     )
 
 
 def _headline(plan: dict[str, Any]) -> dict[str, str]:
-    row = next(row for row in policy_rows(plan) if row["policy"] == plan["policy"])
+    row = next(row for row in plan_tables.policy_rows(plan) if row["policy"] == plan["policy"])
     shown = {
         "sampling rate q": f"{plan['sample_rate']:g}",
         "noise σ": f"{plan['noise_multiplier']:g}",
@@ -50,40 +54,15 @@ def _headline(plan: dict[str, Any]) -> dict[str, str]:
     return shown | {key: row[key] for key in ("rounds", "ε spent", "traffic", "time") if row[key] != "-"}
 
 
-def _policies(plan: dict[str, Any]) -> ResultTable:
-    rows = policy_rows(plan)
-    return ResultTable(
-        title="A policy chooses τ, the local steps of a round",
-        head=list(rows[0]),
-        rows=[list(row.values()) for row in rows],
-        caption="; ".join(policy_notes(plan)),
-        highlighted=list(plan["policies"]).index(plan["policy"]),
-    )
-
-
-def _pareto_table(plan: dict[str, Any]) -> ResultTable:
-    recommended = [number for number, row in enumerate(plan["pareto"]) if row["recommended"]]
-    return ResultTable(
-        title="Sampling rate against noise; the recommended setting is highlighted",
-        head=PARETO_HEAD,
-        rows=pareto_rows(plan),
-        highlighted=recommended[-1] if recommended else None,
-    )
-
-
 def _epsilon_chart(plan: dict[str, Any]) -> ResultChart:
-    budget, series = plan["wishes"]["epsilon"], []
+    budget, series = plan["request"]["epsilon"], []
     for name, steps in plan["max_steps"].items():
         marks = [[steps, plan["epsilon_if_steps_end"][name], f"R_c = {steps}"]] if steps else []
         series.append({"name": name, "points": plan["curves"]["epsilon"][name], "marks": marks})
     caption = "ε against local steps. Where a line meets the budget, the R_c steps are used up."
-    chart: dict[str, Any] = {
-        "label": "epsilon against local steps, by accountant",
-        "x": "local steps",
-        "y": "ε",
-        "series": series,
-    }
-    chart |= {"limit": {"y": budget, "text": f"budget ε = {budget:g}"}}
+    limit = {"y": budget, "text": f"budget ε = {budget:g}"}
+    chart = {"label": "epsilon against local steps, by accountant", "series": series, "limit": limit}
+    chart |= {"x": "local steps", "y": "ε"}
     return ResultChart(name="epsilon", title="What the budget pays for", caption=caption, chart=chart)
 
 
@@ -93,7 +72,7 @@ def _bounds_chart(plan: dict[str, Any]) -> ResultChart:
         best = curves["best_steps"][name]
         is_drawn = best is not None and points and best <= points[-1][0]
         marks = [[best, 1.0, f"τ* = {best:.3g}"]] if is_drawn else []
-        series.append({"name": BOUND_NAMES[name], "points": points, "marks": marks})
+        series.append({"name": plan_tables.BOUND_NAMES[name], "points": points, "marks": marks})
     caption = (
         "Convergence bounds against τ, each divided by its smallest value. "
         f"Assumed: {curves['assumed']}. The paper's h and G do not hold; (A) and (B) do."
@@ -113,7 +92,7 @@ def _pareto_chart(plan: dict[str, Any]) -> ResultChart:
         points.append([row["epochs"], row["signal_to_noise"], note])
         if row["recommended"]:
             marks.append([row["epochs"], row["signal_to_noise"], "recommended"])
-    caption = f"{same_budget(plan)} Larger batches share the noise among more records."
+    caption = f"{plan_tables.same_budget(plan)} Larger batches share the noise among more records."
     series = [{"name": "settings", "points": points, "marks": marks, "dots": True}]
     chart = {"label": "signal-to-noise against compute at equal privacy", "series": series, "logX": True}
     chart |= {"x": "epochs (compute)", "y": "signal-to-noise"}

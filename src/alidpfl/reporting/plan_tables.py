@@ -1,6 +1,5 @@
 """Show a plan in the terminal, from the plan's JSON document. Nothing is computed here."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -31,7 +30,7 @@ def plan_view(plan: dict[str, Any]) -> RenderableType:
 
 def question(plan: dict[str, Any]) -> str:
     """Return what the plan was asked for, in one line."""
-    request, limited = plan["wishes"], plan["rounds_limited_by"]
+    request, limited = plan["request"], plan["rounds_limited_by"]
     rounds = f"{plan['max_rounds']} rounds"
     if limited != "max_rounds":
         rounds += f" (by the {limited.replace('_', ' ')}, of {request['max_rounds']})"
@@ -56,7 +55,7 @@ def policy_rows(plan: dict[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "policy": name,
-            "τ": _steps_range(row),
+            "τ": "-".join(map(str, sorted({row["least_steps"], row["most_steps"]}))),
             "rounds": str(row["rounds"]),
             "steps": str(row["steps"]),
             "ε spent": rounded_up(row["epsilon_spent"]) + ("" if row["covered"] else " *"),
@@ -79,19 +78,14 @@ def policy_notes(plan: dict[str, Any]) -> list[str]:
 
 def pareto_rows(plan: dict[str, Any]) -> list[list[str]]:
     """Return for each setting that the search kept the text under `PARETO_HEAD`."""
-    formats = {
-        "sample_rate": "g",
-        "noise_multiplier": ".4g",
-        "local_steps": "",
-        "epochs": ".3g",
-        "signal_to_noise": ".3g",
-    }
+    keys = ("sample_rate", "noise_multiplier", "local_steps", "epochs", "signal_to_noise")
+    formats = dict(zip(keys, ("g", ".4g", "", ".3g", ".3g"), strict=True))
     return [[format(row[key], spec) for key, spec in formats.items()] for row in plan["pareto"]]
 
 
 def same_budget(plan: dict[str, Any]) -> str:
     """Return what all settings of the search have in common."""
-    epsilon, given = plan["wishes"]["epsilon"], plan["wishes"]["noise_multiplier"]
+    epsilon, given = plan["request"]["epsilon"], plan["request"]["noise_multiplier"]
     if given is None:
         return f"Every setting spends ε = {epsilon:g}."
     return f"Every setting has σ = {given:g} and as many steps as ε = {epsilon:g} pays for, within the compute limit."
@@ -128,7 +122,10 @@ def _accountants(plan: dict[str, Any]) -> Table:
         f"up to {plan['epochs']:.3g} epochs"
     )
     head = ("accountant", "steps R_c", f"ε after {plan['max_rounds']} steps (τ = 1)", "ε after R_c steps")
-    return _filled(Table(*head, title=title), accountant_rows(plan))
+    table = Table(*head, title=title)
+    for row in accountant_rows(plan):
+        table.add_row(*row)
+    return table
 
 
 def _policies(plan: dict[str, Any]) -> Table:
@@ -136,7 +133,9 @@ def _policies(plan: dict[str, Any]) -> Table:
     rows = [{key: cell for key, cell in row.items() if key not in left_out} for row in policy_rows(plan)]
     caption = "\n".join(policy_notes(plan)) or None
     table = Table(*rows[0], title="How each policy would spend it", caption=caption)
-    return _filled(table, [list(row.values()) for row in rows])
+    for row in rows:
+        table.add_row(*row.values())
+    return table
 
 
 def _pareto(plan: dict[str, Any]) -> Table:
@@ -146,17 +145,6 @@ def _pareto(plan: dict[str, Any]) -> Table:
         is_best = row["recommended"]
         table.add_row(*cells, "recommended" if is_best else "", style="bold" if is_best else "")
     return table
-
-
-def _filled(table: Table, rows: Sequence[Sequence[str]]) -> Table:
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _steps_range(row: dict[str, Any]) -> str:
-    least, most = row["least_steps"], row["most_steps"]
-    return str(most) if least == most else f"{least}-{most}"
 
 
 def _unused(row: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from alidpfl.reporting.page import ResultChart, ResultTable, render
 from alidpfl.reporting.snapshot import QUANTITIES, RunSnapshot
-from alidpfl.reporting.tables import cells, shown
+from alidpfl.reporting.tables import cells, effective_settings, shown
 
 __all__ = ["ResultChart", "ResultReport", "ResultTable", "Split", "caveats", "report_page"]
 
@@ -84,10 +84,8 @@ def caveats(snapshot: RunSnapshot) -> list[str]:
         found.append(f"{weakness}.")
     if snapshot.facts()["is_synthetic"]:
         found.append("The data are synthetic: a program generated them.")
-    if snapshot.missed_rounds:
-        found.append(
-            f"In {snapshot.missed_rounds} rounds too few clients answered. They were charged and changed nothing."
-        )
+    if missed := snapshot.missed_rounds:
+        found.append(f"In {missed} rounds too few clients answered. They were charged and changed nothing.")
     if snapshot.is_seeded:
         found.append("A simulation with seeded noise: anyone who knows the seed can subtract the noise.")
     if snapshot.can_go_on:
@@ -98,7 +96,7 @@ def caveats(snapshot: RunSnapshot) -> list[str]:
 def _runs(snapshots: Sequence[RunSnapshot]) -> ResultTable:
     columns = ("method", "policy", "accuracy", "ε spent", "δ", "rounds", "steps", "stopped by", "seconds")
     rows = [[s.name, shown(s.facts()["dataset"]), *(cells(s)[column] for column in columns)] for s in snapshots]
-    is_covered = all(snapshot.covers_everything for snapshot in snapshots)
+    is_covered = all(s.covers_everything for s in snapshots)
     return ResultTable(
         title="Accuracy of the last round on the test set; ε of the client that spent most",
         head=["run", "data", *columns],
@@ -121,8 +119,6 @@ def _chart(quantity: str, snapshots: Sequence[RunSnapshot]) -> ResultChart | Non
 
 
 def _settings(snapshots: Sequence[RunSnapshot]) -> ResultTable:
-    configs = [snapshot.effective_settings() for snapshot in snapshots]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    rows = [[key, *(shown(config.get(key)) for config in configs)] for key in keys]
+    rows = [[key, *map(shown, values)] for key, values in effective_settings(snapshots).items()]
     head = ["setting", *(snapshot.name for snapshot in snapshots)]
     return ResultTable(title="Every setting of every run", head=head, rows=rows)

@@ -72,9 +72,8 @@ class RunSnapshot:
     @property
     def covers_everything(self) -> bool:
         """Return False if any round used un-noised signals."""
-        return (self.summary or {}).get("covers_everything", True) is True and all(
-            record.covers_everything for record in self.records
-        )
+        is_said = (self.summary or {}).get("covers_everything", True) is True
+        return is_said and all(record.covers_everything for record in self.records)
 
     @property
     def uncovered(self) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ def comparison(snapshots: Sequence[RunSnapshot], width: int) -> list[Table | Tex
     Columns have the names of the runs. If names make the table too wide, columns have numbers and a legend. If that
     is still too wide, the runs are shown in several tables.
     """
-    settings, shared = _differing(snapshots)
+    found = effective_settings(snapshots)
+    settings = {key: values for key, values in found.items() if any(value != values[0] for value in values)}
     facts = [snapshot.facts() for snapshot in snapshots]
     rows = {key: [Text(shown(value)) for value in values] for key, values in settings.items()}
     rows |= {heading: [cell(f) for f in facts] for heading, cell in RESULTS.items()}
@@ -56,8 +57,15 @@ def comparison(snapshots: Sequence[RunSnapshot], width: int) -> list[Table | Tex
     if len(snapshots) > 1:
         count = len(settings)
         differ = {0: "no setting differs", 1: "1 setting differs"}.get(count, f"{count} settings differ")
-        parts.append(Text(f"{differ}, {shared} are the same (config.toml of each run has all)"))
+        parts.append(Text(f"{differ}, {len(found) - count} are the same (config.toml of each run has all)"))
     return parts
+
+
+def effective_settings(snapshots: Sequence[RunSnapshot]) -> dict[str, list[Any]]:
+    """Return for each key its value in every run; None for a key that a run lacks."""
+    configs = [snapshot.effective_settings() for snapshot in snapshots]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return {key: [config.get(key) for config in configs] for key in keys}
 
 
 def cells(snapshot: RunSnapshot) -> dict[str, str]:
@@ -93,15 +101,6 @@ def _decimals(value: float, decimals: int, rounding: str) -> str:
     if not abs(value) < _NO_DECIMALS_FROM:  # also for NaN
         return str(value)
     return str(Decimal(str(value)).quantize(Decimal(1).scaleb(-decimals), rounding=rounding))
-
-
-def _differing(snapshots: Sequence[RunSnapshot]) -> tuple[dict[str, list[Any]], int]:
-    """Return the values of the keys that differ (None for a key that a run lacks), and the number of other keys."""
-    configs = [snapshot.effective_settings() for snapshot in snapshots]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    values = {key: [config.get(key) for config in configs] for key in keys}
-    differing = {key: found for key, found in values.items() if any(value != found[0] for value in found)}
-    return differing, len(keys) - len(differing)
 
 
 def _blocks(rows: Mapping[str, Sequence[Text]], names: Sequence[str], width: int) -> list[range]:

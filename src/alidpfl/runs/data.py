@@ -34,13 +34,21 @@ def load_data(config: Config, on_progress: OnProgress | None = None) -> Dataset:
 
 def simulation_data(config: Config, dataset: Dataset) -> SimulationData:
     """Return every client's rows, and the data to evaluate on."""
-    private, _ = held_out_rows(len(dataset.train), config.data.validation, config.run.seed)
-    return SimulationData(
-        inputs=dataset.train.inputs,
-        targets=dataset.train.targets,
-        clients=_clients(config, dataset, private),
-        evaluation=evaluation_data(config, dataset),
+    data, train, files = config.data, dataset.train, len(dataset.natural_clients or ())
+    if data.name == "npz" and "clients" in data.model_fields_set and data.clients != files:
+        raise ConfigError(f"data.clients={data.clients}: there are {files}, one a file; leave it out")
+    private, _ = held_out_rows(len(train), data.validation, config.run.seed)
+    clients = client_rows(
+        dataset,
+        config.partition,
+        clients=data.clients,
+        dirichlet_beta=data.dirichlet_beta,
+        seed=config.run.seed,
+        min_samples=data.min_samples,
+        among=private,
     )
+    evaluation = evaluation_data(config, dataset)
+    return SimulationData(inputs=train.inputs, targets=train.targets, clients=clients, evaluation=evaluation)
 
 
 def evaluation_data(config: Config, dataset: Dataset) -> dict[Part, tuple[Tensor, Tensor]]:
@@ -59,31 +67,10 @@ def evaluation_data(config: Config, dataset: Dataset) -> dict[Part, tuple[Tensor
     return evaluation
 
 
-def _clients(config: Config, dataset: Dataset, private: Tensor) -> list[Tensor]:
-    """Return the rows of each client, among those that are not held out."""
-    data, files = config.data, len(dataset.natural_clients or ())
-    if data.name == "npz" and "clients" in data.model_fields_set and data.clients != files:
-        raise ConfigError(f"data.clients={data.clients}: there are {files}, one a file; leave it out")
-    return client_rows(
-        dataset,
-        config.partition,
-        clients=config.data.clients,
-        dirichlet_beta=config.data.dirichlet_beta,
-        seed=config.run.seed,
-        min_samples=config.data.min_samples,
-        among=private,
-    )
-
-
 def public_split(config: Config, dataset: Dataset | None = None) -> list[list[int]] | None:
-    """Count the records of each class at each client.
+    """Return, for each class, the number of records of each client; None for private data: its counts are private too.
 
-    Args:
-        config: settings of the run.
-        dataset: the configured data set, if it has been loaded already.
-
-    Returns:
-        A list of counts for each class; None for private data, whose counts are private too.
+    `dataset` is the configured data set, if it has been loaded already.
     """
     if config.has_private_data:
         return None

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from alidpfl.config.load import parse_config
 from alidpfl.config.schema import Config
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.runs.features import Statistics
-from alidpfl.runs.prepare import Prepared, digest, prepare
+from alidpfl.runs.features import Statistics, digest
+from alidpfl.runs.prepare import Prepared, prepare
 from alidpfl.simulation import Wrap
 from alidpfl.store import Checkpoint, RoundTiming, RunDirectory, describe_environment
 from alidpfl.store.tensorboard import TensorBoardWriter
@@ -54,11 +54,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], source: Path) -> "Outcome":
-        """Read an outcome back from summary.json.
-
-        Raises:
-            DataError: the values are not what a run wrote.
-        """
+        """Read an outcome back from summary.json."""
         try:
             return TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
@@ -118,21 +114,15 @@ def _released_before(config: Config, directory: RunDirectory) -> Statistics | No
             f"{directory.path} has lost statistics.safetensors, and a second release of them is not paid for; put the "
             "file back, or start a new run and count this one's epsilon as spent"
         )
-    _check_released(found, directory)
+    if (checkpoint := directory.read_checkpoint()) is not None:  # before features are made of them
+        kept = _part(checkpoint, "identity", directory)
+        expected = {key: value for key, value in kept.items() if key.startswith("statistics.")}
+        if any(tensor.ndim != 1 for tensor in found.values()) or _digests(found) != expected:
+            raise DataError(
+                f"{directory.path} has a statistics.safetensors that is not what its checkpoint was written with; put "
+                "the file back from a copy: a second release is not paid for"
+            )
     return found
-
-
-def _check_released(found: Statistics, directory: RunDirectory) -> None:
-    """Refuse statistics that were damaged or exchanged, before features are made of them."""
-    checkpoint = directory.read_checkpoint()
-    kept = {} if checkpoint is None else _part(checkpoint, "identity", directory)
-    expected = {key: value for key, value in kept.items() if key.startswith("statistics.")}
-    are_vectors = all(tensor.ndim == 1 for tensor in found.values())
-    if checkpoint is not None and not (are_vectors and _digests(found) == expected):
-        raise DataError(
-            f"{directory.path} has a statistics.safetensors that is not what its checkpoint was written with; put the "
-            "file back from a copy: a second release is not paid for"
-        )
 
 
 def execute(
@@ -143,7 +133,7 @@ def execute(
     tensorboard: bool = False,
     preparation: Preparation = simulated,
 ) -> Outcome:
-    """Run a configuration in the new directory `out`.
+    """Run a configuration in the new directory `out`. Return how the run ended.
 
     Args:
         config: settings of the run.
@@ -152,9 +142,6 @@ def execute(
         tensorboard: also write TensorBoard event files.
         preparation: prepares the run: `simulated`, or over nodes.
 
-    Returns:
-        How the run ended.
-
     Raises:
         ConfigError: settings that cannot work; the directory is removed again.
         DataError: data that cannot be used, or a directory that holds a run.
@@ -162,9 +149,12 @@ def execute(
     listener = listener or Listener()
     directory = RunDirectory.create(out)  # first: a folder that cannot be used is known before the data are loaded
     with directory.lock():
-        with _removed_if_refused(directory):
+        try:
             prepared = preparation(config, directory, listener)
             prepared.federation.check_time_limit()
+        except BaseException:  # refused before it began
+            directory.discard()
+            raise
         directory.write_environment(_environment(config, prepared))
         if prepared.statistics:
             directory.write_statistics(prepared.statistics)
@@ -180,7 +170,7 @@ def resume(
     tensorboard: bool = False,
     preparation: Preparation = simulated,
 ) -> Outcome:
-    """Resume a run that was killed or interrupted. A finished run only returns its outcome.
+    """Resume a run that was killed or interrupted, and return how it ended. A finished run only returns its outcome.
 
     The end is the same as without the interruption. The checkpoint holds everything that the next round depends on. A
     lost round is run again with the same randomness, or answered by vaults as before. With secure randomness on this
@@ -192,9 +182,6 @@ def resume(
         listener: callbacks.
         tensorboard: also write TensorBoard event files.
         preparation: prepares the run: `simulated`, or over nodes.
-
-    Returns:
-        How the run ended.
 
     Raises:
         ConfigError: settings or data have changed.
@@ -226,28 +213,19 @@ def _environment(config: Config, prepared: Prepared) -> dict[str, Any]:
     return describe_environment(seed=seed) | {"uncovered": list(prepared.uncovered), "clients": clients}
 
 
-@contextmanager
-def _removed_if_refused(directory: RunDirectory) -> Iterator[None]:
-    """Remove the directory of a run that is refused before it begins."""
-    try:
-        yield
-    except BaseException:
-        directory.discard()
-        raise
-
-
 def _train(
     config: Config, prepared: Prepared, directory: RunDirectory, listener: Listener, tensorboard: bool
 ) -> Outcome:
-    training = prepared.federation
-    done = training.progress.round
+    federation, done = prepared.federation, prepared.federation.progress.round
     listener.on_start(prepared, done)
     events = TensorBoardWriter(directory.path / "tensorboard", first_round=done) if tensorboard else nullcontext()
-    with prepared.federation, events as writer, _ctrl_c_ends_the_round(listener) as interrupted:
+    with federation, events as writer, _ctrl_c_ends_the_round(listener) as interrupted:
         record, started = None, time.monotonic()
-        for record in prepared.federation:
-            seconds = time.monotonic() - started
-            _keep(directory, config, prepared, record, seconds)
+        for record in federation:
+            seconds, total = time.monotonic() - started, federation.progress.seconds
+            directory.append_record(record)
+            directory.append_timing(RoundTiming(round=record.round, seconds=seconds, seconds_total=total))
+            _checkpoint(directory, config, prepared)
             if writer is not None:
                 writer.add(record)
             listener.on_round(record, seconds)
@@ -257,17 +235,9 @@ def _train(
         outcome = _outcome(config, prepared, directory, record)
     if outcome.stop_reason != StopReason.INTERRUPTED:
         released = {f"features.{name}": tensor for name, tensor in prepared.statistics.items()}
-        parameters = {**prepared.federation.named_params(), **released}
-        directory.write_model(parameters, _metadata(config, outcome, prepared))
+        directory.write_model({**federation.named_params(), **released}, _metadata(config, outcome, prepared))
         directory.write_summary(asdict(outcome))
     return outcome
-
-
-def _keep(directory: RunDirectory, config: Config, prepared: Prepared, record: RoundRecord, seconds: float) -> None:
-    total = prepared.federation.progress.seconds
-    directory.append_record(record)
-    directory.append_timing(RoundTiming(round=record.round, seconds=seconds, seconds_total=total))
-    _checkpoint(directory, config, prepared)
 
 
 def _checkpoint(directory: RunDirectory, config: Config, prepared: Prepared) -> None:
@@ -294,11 +264,7 @@ def _digests(statistics: Statistics) -> dict[str, str]:
 
 
 def _part(checkpoint: Checkpoint, name: str, directory: RunDirectory) -> dict[str, Any]:
-    """Return a table of the checkpoint's state.
-
-    Raises:
-        DataError: the checkpoint has none.
-    """
+    """Return a table of the checkpoint's state, which must have it."""
     found = checkpoint.state.get(name)
     if not isinstance(found, dict):
         raise DataError(
@@ -330,21 +296,20 @@ def _check_resumable(
 
 
 def _outcome(config: Config, prepared: Prepared, directory: RunDirectory, last: RoundRecord | None) -> Outcome:
-    training = prepared.federation
+    federation, epsilons = prepared.federation, prepared.federation.epsilons
     is_evaluated = last is not None and last.accuracy is not None
-    found = last if is_evaluated else prepared.federation.evaluate("test")
-    epsilons = training.epsilons
+    found = last if is_evaluated else federation.evaluate("test")
     return Outcome(
         accuracy=found.accuracy if found else None,
         loss=found.loss if found else None,
         epsilon=max(epsilons.values()),
         delta=config.privacy.delta,
-        rounds=training.progress.round,
-        steps=training.progress.local_steps,
-        stop_reason=str(training.stop_reason or StopReason.INTERRUPTED),
-        seconds=training.progress.seconds,
+        rounds=federation.progress.round,
+        steps=federation.progress.local_steps,
+        stop_reason=str(federation.stop_reason or StopReason.INTERRUPTED),
+        seconds=federation.progress.seconds,
         out=str(directory.path),
-        covers_everything=training.covers_everything,
+        covers_everything=federation.covers_everything,
         is_synthetic=prepared.dataset is not None and prepared.dataset.is_synthetic,
         noise_multiplier=prepared.noise_multiplier,
         client_epsilon={str(client): value for client, value in epsilons.items()},

@@ -5,7 +5,7 @@ in prepare.py. Apart from them, a record's features depend on that record only. 
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ def featured(
     statistics: Statistics | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Dataset, Statistics]:
-    """Replace every image by a vector of features.
+    """Replace every image by a vector of features. Return that data set, and the statistics.
 
     Args:
         config: settings of the run.
@@ -48,9 +48,6 @@ def featured(
         clients: rows of each client. Other rows are not in the statistics.
         statistics: those that the run has released already; None to release them now.
         on_progress: told about slow steps.
-
-    Returns:
-        The data set of vectors, and the statistics.
     """
     feature_map = map_for(config, dataset.input_shape)
     train = _features(feature_map, dataset.train.inputs, config, "features", on_progress)
@@ -75,18 +72,13 @@ def statistics_bytes(feature_map: FeatureMap) -> int:
 
 
 def map_for(config: Config, input_shape: tuple[int, ...]) -> FeatureMap:
-    """Return the configured features.
-
-    Raises:
-        ConfigError: the inputs are no images.
-    """
+    """Return the configured features, if the inputs are images."""
     if len(input_shape) != _IMAGE_DIMS:
         raise ConfigError(
             f'model.name="{config.model.name}" needs images, and inputs have shape {input_shape}: use "linear" or "mlp"'
         )
-    shape = (input_shape[0], input_shape[1], input_shape[2])
     return FeatureMap(
-        image_shape=shape,
+        image_shape=(input_shape[0], input_shape[1], input_shape[2]),
         scattering_frequencies=config.model.frequencies,
         sets_upright=config.model.upright,
         positions=config.model.positions,
@@ -117,16 +109,11 @@ def _released(
     mean, scattering = total / count, blocks[0]
     centre, squares = mean[: scattering.shape[1]], torch.zeros(scattering.shape[1])
     for client, rows in enumerate(clients):
-        deviations = _squared_deviations(scattering, rows, centre)
+        deviations = ((scattering[some] - centre).square_() for some in rows.split(_ROWS_AT_A_TIME))
         random = _random(config, 1, client)
         squares += released(deviations, len(squares), clip_norm=clip, random=random)
     standardiser = Standardiser.from_statistics(feature_map, mean=mean, variance=squares / count)
     return {"mean": standardiser.mean, "scale": standardiser.scale}
-
-
-def _squared_deviations(features: Tensor, rows: Tensor, centre: Tensor) -> Iterator[Tensor]:
-    for some in rows.split(_ROWS_AT_A_TIME):
-        yield (features[some] - centre).square_()
 
 
 def _random(config: Config, release: int, client: int) -> RandomStream:
@@ -145,12 +132,9 @@ def _vectors(standardiser: Standardiser, features: Mapping[str, Tensor]) -> Tens
 
 
 def load_or_compute(
-    feature_map: FeatureMap,
-    images: Tensor,
-    cache_dir: Path,
-    on_progress: OnShare | None = None,
+    feature_map: FeatureMap, images: Tensor, cache_dir: Path, on_progress: OnShare | None = None
 ) -> dict[str, Tensor]:
-    """Return the features of `images`, from the cache if it holds them, else computed and cached.
+    """Return the features of `images` by block, (n, size) each, from the cache or computed and cached.
 
     A file belongs to exactly these images and this map: each client has its own. It tells as much as the images do,
     so only its owner may read it.
@@ -160,35 +144,18 @@ def load_or_compute(
         images: (n, channels, side, side) bytes.
         cache_dir: folder of the cache.
         on_progress: called with the share that is done.
-
-    Returns:
-        The features by block, (n, size) each.
     """
     feature_map.check_images(images)
-    path = cache_dir / f"{feature_map.value_key}-{_digest(images)}.npz"
-    return _read(path, feature_map, len(images)) or _compute_and_keep(feature_map, images, path, on_progress)
-
-
-def _digest(images: Tensor) -> str:
-    """Return a hash of all bytes. The file's name also has the shape of an image."""
-    return hashlib.sha256(images.contiguous().numpy().data).hexdigest()
-
-
-def _compute_and_keep(
-    feature_map: FeatureMap, images: Tensor, path: Path, on_progress: OnShare | None
-) -> dict[str, Tensor]:
+    path = cache_dir / f"{feature_map.value_key}-{digest(images)}.npz"  # the key has the shape of an image
+    sizes = {block.name: (len(images), block.size) for block in feature_map.blocks}
+    found = files.cached_arrays(path, list(sizes))
+    if found and all(found[name].shape == sizes[name] and found[name].dtype == np.float32 for name in sizes):
+        return {name: torch.from_numpy(values) for name, values in found.items()}
     features = feature_map.compute(images, on_progress)
     files.cache_arrays(path, {name: values.numpy() for name, values in features.items()}, is_private=True)
     return features
 
 
-def _read(path: Path, feature_map: FeatureMap, count: int) -> dict[str, Tensor] | None:
-    """Return what the cache holds, or None if it is missing or damaged."""
-    found = files.cached_arrays(path, [block.name for block in feature_map.blocks])
-    if found is None:
-        return None
-    is_whole = all(
-        found[block.name].shape == (count, block.size) and found[block.name].dtype == np.float32
-        for block in feature_map.blocks
-    )
-    return {name: torch.from_numpy(values) for name, values in found.items()} if is_whole else None
+def digest(tensor: Tensor) -> str:
+    """Return a hash of a tensor's values."""
+    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from alidpfl.config.schema import STATISTICS, STATISTICS_SETTINGS, Config, DataSection, ModelSection
+from alidpfl.config.schema import STATISTICS, STATISTICS_SETTINGS, Config
 from alidpfl.data import Dataset
 from alidpfl.data.partition import small_clients
 from alidpfl.errors import ConfigError
 from alidpfl.federation.loop import Federation
 from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.server import ServerSettings
-from alidpfl.federation.settings import FederationSettings
+from alidpfl.federation.settings import Engine, FederationSettings
 from alidpfl.methods import Method, check_method_options, make_method
 from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
@@ -22,11 +22,19 @@ from alidpfl.privacy import GaussianRelease, Ledger, noise_multiplier_for
 from alidpfl.registry import LOSSES, METHODS
 from alidpfl.runs.data import load_data, simulation_data
 from alidpfl.runs.features import Statistics, featured, map_for, statistics_bytes
-from alidpfl.simulation import SimulationData, Wrap, simulate
+from alidpfl.simulation import Simulation, SimulationData, Wrap
 from alidpfl.types import OnProgress, OnShare, ignore_progress
 
 _STEPS_PER_ROUND = 2  # that σ pays for by default; a policy divides them among the rounds
 _SHOWN_CLIENTS = 5  # whose numbers a warning lists
+_READ_BY = {
+    ("data", "alpha"): "synthetic",
+    ("data", "beta"): "synthetic",
+    ("data", "num_classes"): "npz",
+    ("model", "hidden"): "mlp",
+    **dict.fromkeys(STATISTICS_SETTINGS, "scatter_linear"),
+}
+"""Settings that only one data set or model reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,27 +76,22 @@ class Prepared:
 
 
 def make_parts(config: Config) -> Parts:
-    """Build what needs no data, so that a budget that pays for nothing is refused early.
-
-    Raises:
-        ConfigError: settings contradict each other, or the budget pays for no step.
-    """
+    """Build what needs no data, so that a budget that pays for nothing is refused early."""
     check_choices(config)
-    noise_multiplier = _noise_multiplier(config)
-    method, privacy = _make_method(config, noise_multiplier), config.privacy
+    sigma, privacy, federation = _noise_multiplier(config), config.privacy, config.federation
+    method, releases = _make_method(config, sigma), releases_before(config)
     return Parts(
-        noise_multiplier=noise_multiplier,
+        noise_multiplier=sigma,
         method=method,
         policy=_make_policy(config),
-        ledger=make_ledger(
-            method,
-            config.budget,
-            privacy.sample_rate,
-            noise_multiplier,
-            privacy.accountant,
-            releases=releases_before(config),
+        ledger=make_ledger(method, config.budget, privacy.sample_rate, sigma, privacy.accountant, releases=releases),
+        server_settings=ServerSettings(
+            momentum=federation.momentum,
+            averaging=federation.averaging,
+            quorum=federation.quorum,
+            weight_exponent=federation.weight_exponent,
+            max_client_weight=1.0 if federation.max_client_weight is None else federation.max_client_weight,
         ),
-        server_settings=_server_settings(config),
     )
 
 
@@ -100,7 +103,7 @@ def prepare(
     on_share: OnShare = ignore_progress,
     wrap: Wrap | None = None,
 ) -> Prepared:
-    """Do everything for a simulated run except the training.
+    """Return a simulated run that is ready to train.
 
     Args:
         config: settings of the run.
@@ -109,9 +112,6 @@ def prepare(
         on_share: told the share of a round's training that is done.
         wrap: puts a wrapper around the engine.
 
-    Returns:
-        The run, ready to train.
-
     Raises:
         ConfigError: settings that cannot work.
         DataError: data that cannot be read or trained on.
@@ -119,33 +119,37 @@ def prepare(
     parts = make_parts(config)
     dataset = load_data(config, on_progress)
     data = simulation_data(config, dataset)
-    uncovered, clients, task = (
-        _uncovered(config, dataset),
-        _fingerprint(data),
-        (dataset.input_shape, dataset.num_classes),
-    )
-    exchanged = 0
+    uncovered, clients = _uncovered(config, dataset), _fingerprint(data)
+    task, exchanged = (dataset.input_shape, dataset.num_classes), 0
     if config.has_statistics:
         exchanged = len(data.clients) * statistics_bytes(map_for(config, dataset.input_shape))
         dataset, statistics = featured(config, dataset, data.clients, statistics, on_progress)
         data = simulation_data(config, dataset)
+    if config.run.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('run.device="cuda": this machine or this build of torch has no CUDA; use "cpu"')
     is_seeded = config.run.randomness == "seeded"
-    federation = simulate(
-        model=build_model(config, dataset.input_shape, dataset.num_classes),
+    model = build_model(config, dataset.input_shape, dataset.num_classes)
+    engine: Engine = Simulation(
+        model=model,
+        method=parts.method,
         data=data,
+        seed=config.run.seed if is_seeded else None,
+        processes=config.run.processes,
+        device=config.run.device,
+        noise=config.privacy.noise,
+        loss=LOSSES[config.model.loss],
+        on_share=on_share,
+    )
+    federation = Federation(
+        model=model,
+        engine=engine if wrap is None else wrap(engine),
         method=parts.method,
         policy=parts.policy,
         ledger=parts.ledger,
+        sizes=data.sizes,
         settings=make_settings(config, shows_private_data=bool(uncovered)),
         server_settings=parts.server_settings,
-        seed=config.run.seed if is_seeded else None,
-        processes=config.run.processes,
-        device=_device(config),
-        noise=config.privacy.noise,
-        loss=LOSSES[config.model.loss],
         bytes_before=exchanged,
-        wrap=wrap,
-        on_share=on_share,
     )
     return Prepared(
         dataset=dataset,
@@ -155,7 +159,7 @@ def prepare(
         clients=clients,
         statistics=statistics or {},
         uncovered=(*uncovered, *uncovered_signals(parts.policy)),
-        weakness=config.budget.weakness(min(len(rows) for rows in data.clients)),
+        weakness=config.budget.weakness(min(data.sizes)),
         warnings=_warnings(config, data.clients),
         records=config.data.name,
         randomness=config.run.randomness,
@@ -169,34 +173,18 @@ def uncovered_signals(policy: Policy) -> tuple[str, ...]:
 
 
 def check_choices(config: Config) -> None:
-    """Refuse settings that the chosen data set or model does not read.
-
-    Raises:
-        ConfigError: such a setting, or too few rounds for the statistics.
-    """
-    data, model = config.data, config.model
-    read_by = (
-        ("data.alpha", data.alpha != DataSection().alpha, data.name, "synthetic", ""),
-        ("data.beta", data.beta != DataSection().beta, data.name, "synthetic", "; did you mean data.dirichlet_beta?"),
-        ("data.num_classes", data.num_classes is not None, data.name, "npz", ""),
-        ("model.hidden", model.hidden != ModelSection().hidden, model.name, "mlp", ""),
-        *(
-            (f"{section}.{key}", _is_set(config, section, key), model.name, "scatter_linear", "")
-            for section, key in STATISTICS_SETTINGS
-        ),
-    )
-    for key, is_set, chosen, reader, hint in read_by:
+    """Refuse settings that the chosen data set or model does not read, and too few rounds for the statistics."""
+    for (section, key), reader in _READ_BY.items():
+        chosen = config.data.name if section == "data" else config.model.name
+        is_set = getattr(getattr(config, section), key) != getattr(getattr(Config(), section), key)
         if is_set and chosen != reader:
-            raise ConfigError(f"{key} is for {reader}; {chosen} does not read it: leave it out{hint}")
+            hint = "; did you mean data.dirichlet_beta?" if key == "beta" else ""
+            raise ConfigError(f"{section}.{key} is for {reader}; {chosen} does not read it: leave it out{hint}")
     if config.training_rounds < 1:
         raise ConfigError(
-            f"federation.max_rounds={config.federation.max_rounds}: {model.name} needs {STATISTICS} rounds for its "
-            f"statistics before the first round of training; set at least {STATISTICS + 1}"
+            f"federation.max_rounds={config.federation.max_rounds}: {config.model.name} needs {STATISTICS} rounds for "
+            f"its statistics before the first round of training; set at least {STATISTICS + 1}"
         )
-
-
-def _is_set(config: Config, section: str, key: str) -> bool:
-    return bool(getattr(getattr(config, section), key) != getattr(getattr(Config(), section), key))
 
 
 def _noise_multiplier(config: Config) -> float:
@@ -210,13 +198,11 @@ def _noise_multiplier(config: Config) -> float:
             )
         return privacy.noise_multiplier
     per_round = config.local_steps if config.policy == "fixed" else _STEPS_PER_ROUND
-    steps = privacy.max_steps or config.training_rounds * per_round
-    rate = privacy.sample_rate
+    steps, rate = privacy.max_steps or config.training_rounds * per_round, privacy.sample_rate
     if config.release == "update":  # charged by the round, over all records
         steps, rate = config.training_rounds, 1.0
-    return noise_multiplier_for(
-        config.budget, rate, steps, accountant=accountant_of(config), already_spent=releases_before(config)
-    )
+    accountant, releases = accountant_of(config), releases_before(config)
+    return noise_multiplier_for(config.budget, rate, steps, accountant=accountant, already_spent=releases)
 
 
 def releases_before(config: Config) -> tuple[GaussianRelease, ...]:
@@ -246,11 +232,9 @@ def _make_policy(config: Config) -> Policy:
 
 
 def _make_method(config: Config, noise_multiplier: float) -> Method:
-    section = config.method
-    check_method_options(section.name, section.options)  # before they meet C and σ as arguments
-    method = make_method(
-        section.name, clip_norm=section.clip_norm, noise_multiplier=noise_multiplier, **section.options
-    )
+    section, options = config.method, config.method.options
+    check_method_options(section.name, options)  # before they meet C and σ as arguments
+    method = make_method(section.name, clip_norm=section.clip_norm, noise_multiplier=noise_multiplier, **options)
     if method.needs_public_loss and config.data.validation == 0:
         raise ConfigError(
             f"{method.name} needs the loss on public data: set data.validation, such as 0.02, to keep that share of "
@@ -273,7 +257,7 @@ def make_settings(config: Config, *, shows_private_data: bool) -> FederationSett
         learning_rate=method.learning_rate,
         schedule=method.schedule,
         clients_per_round=federation.clients_per_round,
-        heterogeneity=_heterogeneity(config) if method.heterogeneity is None else method.heterogeneity,
+        heterogeneity=_heterogeneity(config),
         time_limit=federation.time_limit,
         traffic_limit=federation.traffic_limit,
         dropout_rate=federation.dropout_rate,
@@ -286,27 +270,12 @@ def make_settings(config: Config, *, shows_private_data: bool) -> FederationSett
 
 
 def _heterogeneity(config: Config) -> float:
-    """Return Γ as the paper sets it. For clients that come with the data it is unknown: 1, the paper's mild case."""
+    """Return Γ: as set, or as in the paper. Clients that come with the data have 1, the paper's mild case."""
+    if config.method.heterogeneity is not None:
+        return config.method.heterogeneity
     if config.partition == "natural":
         return 1.0
     return heterogeneity_for(config.data.dirichlet_beta if config.partition == "dirichlet" else None)
-
-
-def _server_settings(config: Config) -> ServerSettings:
-    federation = config.federation
-    return ServerSettings(
-        momentum=federation.momentum,
-        averaging=federation.averaging,
-        quorum=federation.quorum,
-        weight_exponent=federation.weight_exponent,
-        max_client_weight=1.0 if federation.max_client_weight is None else federation.max_client_weight,
-    )
-
-
-def _device(config: Config) -> str:
-    if config.run.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError('run.device="cuda": this machine or this build of torch has no CUDA; use "cpu"')
-    return config.run.device
 
 
 def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
@@ -331,11 +300,6 @@ def _uncovered(config: Config, dataset: Dataset) -> tuple[str, ...]:
     if not config.has_private_data or config.data.validation == 0:
         return dataset.shown
     return (*dataset.shown, "loss and accuracy on data.validation, which are records of the clients")
-
-
-def digest(tensor: Tensor) -> str:
-    """Return a hash of a tensor's values."""
-    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def _fingerprint(data: SimulationData) -> str:

@@ -17,17 +17,14 @@ _PARTS: dict[Part, str] = {"test": "the test data", "validation": "the public da
 
 
 def check_enrolment(model: nn.Module, data: SimulationData) -> None:
-    """Refuse clients without records, inputs that the model cannot take, and labels without an output.
-
-    Raises:
-        DataError: names the client, never its data.
-    """
+    """Refuse clients without records, inputs that the model cannot take, and labels without an output."""
     for number, rows in enumerate(data.clients):
         if len(rows) == 0:
             raise DataError(f"client {number} has no records; leave it out, or give each client some (min_samples)")
-    classes = _num_outputs(model, data)
-    if classes is None:
+    outputs = _outputs(model, data)
+    if outputs.ndim != _SCORES:
         return
+    classes = outputs.shape[1]
     is_beyond = data.targets >= classes
     held_by = data.clients if bool(is_beyond.any()) else ()  # only if needed: there may be a million clients
     found = [number for number, rows in enumerate(held_by) if bool(is_beyond[rows].any())]
@@ -53,12 +50,6 @@ def gives_probabilities(model: nn.Module, data: SimulationData) -> bool:
         return False
     sums = outputs.sum(1)
     return bool((outputs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=_ROUNDING)
-
-
-def _num_outputs(model: nn.Module, data: SimulationData) -> int | None:
-    """Return the number of classes of the model's outputs, or None if they are no class scores."""
-    outputs = _outputs(model, data)
-    return outputs.shape[1] if outputs.ndim == _SCORES else None
 
 
 @torch.no_grad()

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TypeAlias
 
 from torch import Tensor, nn
@@ -17,13 +16,9 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import cross_entropy
 from alidpfl.errors import ConfigError
 from alidpfl.federation.client import check_grid
-from alidpfl.federation.loop import Federation
-from alidpfl.federation.server import ServerSettings
-from alidpfl.federation.settings import Engine, Evaluation, FederationSettings, Part
+from alidpfl.federation.settings import Engine, Evaluation, Part
 from alidpfl.federation.tensors import num_params, steady_arithmetic, trained
 from alidpfl.methods import Loss, Method
-from alidpfl.policies import Policy
-from alidpfl.privacy import Ledger
 from alidpfl.simulation.checks import check_enrolment
 from alidpfl.simulation.runner import Runner, SimulationData
 from alidpfl.simulation.workers import SharedWeights, WorkerPool
@@ -34,9 +29,7 @@ _EVALUATION_ROWS = 1000  # in one piece, whatever the number of processes, so th
 
 def default_processes() -> int:
     """Return one process for each core that this process may use; 1 where processes cannot safely be forked."""
-    if not sys.platform.startswith("linux"):
-        return 1
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else 1
 
 
 class Simulation:
@@ -67,7 +60,14 @@ class Simulation:
             noise: "grid" for exact noise, one record at a time.
             loss: of each sample.
             on_share: called after every client with the share of the round's training that is done.
+
+        Raises:
+            ConfigError: settings that cannot work.
+            DataError: records that the model cannot be trained on.
         """
+        if noise == "grid":
+            first = method.clip_and_noise(method.start(), 0)
+            check_grid(method.release, first.noise_multiplier, num_params(trained(model)))
         wanted = default_processes() if processes is None else processes
         if wanted < 1:
             raise ConfigError(f"processes={processes} must be at least 1; leave it out for one for each core")
@@ -80,16 +80,13 @@ class Simulation:
                 model=model, method=method, data=data, seed=seed, device=device, noise=noise, loss=loss
             )
             check_enrolment(self._runner.model, data)
-        self._data = data
-        self._on_share = on_share
+        self._data, self._on_share = data, on_share
         self._pool: WorkerPool | None = None
 
     def __enter__(self) -> "Simulation":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -124,7 +121,7 @@ class Simulation:
         return tell
 
     def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
-        """Accuracy and mean loss on the part; None if there is no such data."""
+        """Return accuracy and mean loss on the part; None if there is no such data."""
         if part not in self._data.evaluation:
             return None
         total = len(self._data.evaluation[part][1])
@@ -138,7 +135,7 @@ class Simulation:
         return Evaluation(accuracy=100.0 * correct / total, loss=loss / total)
 
     def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
-        """About how long training these plans takes: the largest is tried, on made-up records of the same number."""
+        """Return about how long the plans take: the largest is tried, on as many made-up records."""
         largest = max(plans, key=self._work)
         with steady_arithmetic():
             seconds = min(self._runner.rehearse(params, largest) for _ in range(2))  # the first also warms up
@@ -148,7 +145,7 @@ class Simulation:
         return plan.steps * plan.sample_rate * len(self._data.clients[plan.client])
 
     def _ready_pool(self, num_slots: int, params: Tensor) -> WorkerPool:
-        """Workers with shared memory for this many clients, and the weights in it."""
+        """Return workers with shared memory for this many clients, and the weights in it."""
         if self._pool is None or self._pool.is_closed or len(self._pool.weights) < num_slots:
             self.close()
             self._pool = WorkerPool(self._runner, SharedWeights(num_slots, len(params)), self._processes)
@@ -158,71 +155,3 @@ class Simulation:
 
 Wrap: TypeAlias = Callable[[Engine], Engine]
 """Puts a wrapper around an engine, such as a cache."""
-
-
-def simulate(
-    *,
-    model: nn.Module,
-    data: SimulationData,
-    method: Method,
-    policy: Policy,
-    ledger: Ledger,
-    settings: FederationSettings,
-    server_settings: ServerSettings | None = None,
-    seed: int | None = None,
-    processes: int | None = None,
-    device: str = "cpu",
-    noise: NoiseKind = "gaussian",
-    loss: Loss = cross_entropy,
-    bytes_before: int = 0,
-    wrap: Wrap | None = None,
-    on_share: OnShare = ignore_progress,
-) -> Federation:
-    """Return a federation with all clients on this machine; nothing runs yet.
-
-    Args:
-        model: what is trained, with its first weights; it is copied.
-        data: the records of all clients, and what to evaluate on.
-        method: sets C, σ and the local loss.
-        policy: chooses τ.
-        ledger: every client's account.
-        settings: rounds, limits, step sizes.
-        server_settings: momentum, averaging, quorum.
-        seed: makes batches and noise repeatable; None for secure randomness.
-        processes: worker processes; None for one a core.
-        device: "cpu" or "cuda".
-        noise: "grid" for exact noise, one record at a time.
-        loss: of each sample.
-        bytes_before: traffic before the first round.
-        wrap: puts a wrapper around the engine.
-        on_share: told the share of a round's training that is done.
-
-    Raises:
-        ConfigError: settings that cannot work, before anything is charged.
-        DataError: records that the model cannot be trained on.
-    """
-    if noise == "grid":
-        first = method.clip_and_noise(method.start(), 0)
-        check_grid(method.release, first.noise_multiplier, num_params(trained(model)))
-    engine: Engine = Simulation(
-        model=model,
-        method=method,
-        data=data,
-        seed=seed,
-        processes=processes,
-        device=device,
-        noise=noise,
-        loss=loss,
-        on_share=on_share,
-    )
-    return Federation(
-        model=model,
-        engine=engine if wrap is None else wrap(engine),
-        sizes=[len(rows) for rows in data.clients],
-        method=method,
-        policy=policy,
-        ledger=ledger,
-        settings=settings,
-        server_settings=server_settings,
-        bytes_before=bytes_before,
-    )

@@ -27,6 +27,11 @@ class SimulationData:
     evaluation: Mapping[Part, tuple[Tensor, Tensor]]
     """Inputs and targets to evaluate on, which are not private."""
 
+    @property
+    def sizes(self) -> list[int]:
+        """Number of records of each client."""
+        return [len(rows) for rows in self.clients]
+
     def client(self, number: int) -> ClientData:
         """Return the records of one client."""
         return ClientData(inputs=self.inputs, targets=self.targets, rows=self.clients[number])

@@ -25,9 +25,6 @@ def cached(
         compute: returns the result, a JSON object.
         kind: the folder in the cache.
         packages: the packages of alidpfl that compute the result. A change in their source makes the cache invalid.
-
-    Returns:
-        The result.
     """
     path = user_cache() / kind / f"{_key(question, packages)}.json"
     plain = json.loads(json.dumps(question))

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 _FORMAT = "alidpfl-checkpoint-1"
 _KEY = "alidpfl"
-_LENGTH_BYTES = 8
-_ALIGNMENT = 8
+_LENGTH_BYTES = 8  # the header is also padded to a multiple of it
 
 
 class Checkpoint(NamedTuple):
@@ -29,9 +28,8 @@ def encode_checkpoint(tensors: Mapping[str, "Tensor"], state: Mapping[str, Any])
     """Return the bytes of a checkpoint file. Equal input gives equal bytes."""
     _check_keys(state, "state")
     text = json.dumps(state, ensure_ascii=False)
-    plain = _plain(tensors)
-    seal = json.dumps({"format": _FORMAT, "sha256": _checksum(plain, text), "state": text})
-    return encode_tensors(plain, {_KEY: seal})
+    seal = json.dumps({"format": _FORMAT, "sha256": _checksum(_plain(tensors), text), "state": text})
+    return encode_tensors(tensors, {_KEY: seal})
 
 
 def decode_checkpoint(content: bytes, source: Path) -> Checkpoint:
@@ -58,7 +56,7 @@ def encode_tensors(tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str])
     if "__metadata__" in header:  # the library writes these keys in random order
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
+    text += b" " * (-len(text) % _LENGTH_BYTES)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text + data
 
 

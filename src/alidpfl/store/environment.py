@@ -40,19 +40,16 @@ def _git_state(root: Path) -> dict[str, Any] | None:
     # An installed copy may lie inside another project's checkout (a .venv): only alidpfl's own layout counts.
     if git is None or not (root / ".git").exists() or not (root / "src" / "alidpfl").is_dir():
         return None
-    try:
-        commit = _git(git, root, "rev-parse", "HEAD")
-        changes = _git(git, root, "status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"commit": commit, "modified": bool(changes)}
-
-
-def _git(git: str, root: Path, *arguments: str) -> str:
-    # --no-optional-locks: do not block other git commands in this checkout.
-    command = [git, "--no-optional-locks", "-C", str(root), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS)  # noqa: S603
-    return done.stdout.strip()
+    found = []
+    for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        # --no-optional-locks: do not block other git commands in this checkout.
+        command = [git, "--no-optional-locks", "-C", str(root), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS)  # noqa: S603
+        except (OSError, subprocess.SubprocessError):
+            return None
+        found.append(done.stdout.strip())
+    return {"commit": found[0], "modified": bool(found[1])}
 
 
 def _cpu_name() -> str:

@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +34,7 @@ class RoundTiming:
     """How long a round took. It is not part of RoundRecord, because its bytes must not depend on the clock."""
 
     round: int
-    """k, from 0."""
     seconds: float
-    """For this round."""
     seconds_total: float
     """For the run so far, without the time between a crash and its resume."""
 
@@ -47,8 +45,7 @@ def disk_errors(action: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        fallback = f"{error.strerror or error}: check the disk and the path"
-        remedy = _REMEDIES.get(error.errno or 0, fallback)
+        remedy = _REMEDIES.get(error.errno or 0, f"{error.strerror or error}: check the disk and the path")
         if error.errno == errno.ENOENT and not path.parent.is_dir():
             remedy = f"there is no folder {path.parent}: create it, or choose another"
         raise DataError(f"cannot {action} {path}: {remedy}") from error
@@ -74,29 +71,22 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def append_line(path: Path, line: bytes) -> None:
     """Append one line with a single write. A write that fails half-way (disk full) leaves the file as it was."""
-    with disk_errors("append to", path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            size = os.fstat(descriptor).st_size
-            if os.write(descriptor, line) != len(line):
-                os.ftruncate(descriptor, size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(descriptor)
+    with disk_errors("append to", path), path.open("ab", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if os.write(file.fileno(), line) != len(line):
+            file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def synced_size(path: Path) -> int:
     """Return the size of a file after all its bytes have reached the disk; 0 if there is no file."""
     with disk_errors("read", path):
         try:
-            descriptor = os.open(path, os.O_RDWR)
+            with path.open("r+b", buffering=0) as file:
+                os.fsync(file.fileno())
+                return os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             return 0
-        try:
-            os.fsync(descriptor)
-            return os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
 
 
 def sync_directory(path: Path) -> None:
@@ -147,13 +137,7 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Parse JSON that may be damaged. Anything wrong is a ValueError, also deep nesting and numbers above 2^64.
-
-    >>> parse_json("[" * 100_000)
-    Traceback (most recent call last):
-        ...
-    ValueError: nested too deeply
-    """
+    """Parse JSON that may be damaged. Anything wrong is a ValueError, also deep nesting and numbers above 2^64."""
     try:
         return json.loads(content, parse_int=_whole)
     except RecursionError:
@@ -166,15 +150,7 @@ def json_document(values: Mapping[str, Any]) -> bytes:
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """Return `values` as TOML; `tomllib.loads` returns them unchanged. Keys with the value None are left out.
-
-    >>> print(to_toml({"privacy": {"epsilon": 2.0, "unsafe": [], "noise": None}, "seed": 7}), end="")
-    seed = 7
-    <BLANKLINE>
-    [privacy]
-    epsilon = 2.0
-    unsafe = []
-    """
+    """Return `values` as TOML; `tomllib.loads` returns them unchanged. Keys with the value None are left out."""
     try:
         text = tomli_w.dumps(_without_none(values))
         text.encode()
@@ -190,25 +166,20 @@ def complete_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 def parse_record(line: bytes, number: int, source: Path) -> RoundRecord:
     """Return the RoundRecord in a line of metrics.jsonl."""
-    try:
-        values = _object(line)
+    with _line_errors(source, number, "round record"):
+        values = parse_json(line)
         record = RoundRecord.from_json(values)
         _check_numbers(values, _NUMBERS)
         _check_numbers({k: v for k, v in values.items() if v is not None}, _OPTIONAL_NUMBERS)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        raise _bad_line(source, number, "round record") from None
-    return record
+        return record
 
 
 def parse_timing(line: bytes, number: int, source: Path) -> RoundTiming:
     """Return the RoundTiming in a line of timings.jsonl."""
-    try:
-        values = _object(line)
-        timing = RoundTiming(**values)
-        _check_numbers(values, tuple(values))
-    except (ValueError, TypeError):
-        raise _bad_line(source, number, "timing") from None
-    return timing
+    with _line_errors(source, number, "timing"):
+        values = parse_json(line)
+        _check_numbers(values, values)
+        return RoundTiming(**values)
 
 
 def _whole(text: str) -> int:
@@ -224,21 +195,18 @@ def _without_none(value: Any) -> Any:
     return [_without_none(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _object(line: bytes) -> dict[str, Any]:
-    values = parse_json(line)
-    if not isinstance(values, dict):
-        raise TypeError
-    return values
-
-
-def _check_numbers(values: Mapping[str, Any], names: tuple[str, ...]) -> None:
+def _check_numbers(values: Mapping[str, Any], names: Iterable[str]) -> None:
     for name in names:
         if isinstance(values.get(name, 0), bool) or not isinstance(values.get(name, 0), int | float):
             raise TypeError(name)
 
 
-def _bad_line(source: Path, number: int, what: str) -> DataError:
-    return DataError(
-        f"{source} line {number} is not a {what}: the file was edited, damaged, or written by another version of "
-        "alidpfl; restore it from a copy"
-    )
+@contextmanager
+def _line_errors(source: Path, number: int, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        raise DataError(
+            f"{source} line {number} is not a {what}: the file was edited, damaged, or written by another version of "
+            "alidpfl; restore it from a copy"
+        ) from None

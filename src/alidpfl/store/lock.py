@@ -17,17 +17,19 @@ _RETRY_SECONDS = 0.2
 
 @contextmanager
 def exclusive_lock(path: Path, *, owner_of: Path, remedy: str = "choose another --out") -> Iterator[None]:
-    """Hold the lock file `path` of the folder `owner_of` inside the block.
-
-    Raises:
-        ConfigError: another process holds it. The error names that process and ends with `remedy`.
-    """
+    """Hold the lock file of the folder `owner_of`. If another process holds it, a ConfigError names it and `remedy`."""
     with disk_errors("lock", path):
         # Mode 0600, because everybody who can open the file can hold the lock. Unbuffered, because a buffer would be
         # written again after a full disk refused it.
         file = FileIO(path, "ab+", opener=lambda name, flags: os.open(name, flags, 0o600))
     with file:
-        _acquire(file, path, owner_of, remedy)
+        with disk_errors("lock", path):
+            if not (_locked(file) or _locked(file, after=_RETRY_SECONDS)):  # `lock_holder` holds it for an instant
+                file.seek(0)
+                holder = _name(file) or "another process"
+                raise ConfigError(f"{owner_of} is being written by {holder}: wait for it, stop it, or {remedy}")
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         try:
             yield
         finally:
@@ -47,16 +49,6 @@ def lock_holder(path: Path) -> str | None:
     except BlockingIOError:
         return holder or "another process"
     return None
-
-
-def _acquire(file: FileIO, path: Path, owner_of: Path, remedy: str) -> None:
-    with disk_errors("lock", path):
-        if not (_locked(file) or _locked(file, after=_RETRY_SECONDS)):  # `lock_holder` holds it for an instant
-            file.seek(0)
-            holder = _name(file) or "another process"
-            raise ConfigError(f"{owner_of} is being written by {holder}: wait for it, stop it, or {remedy}")
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
 def _name(file: FileIO) -> str:

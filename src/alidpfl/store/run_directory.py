@@ -18,7 +18,8 @@ import shlex
 import tomllib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,46 +32,53 @@ from alidpfl.types import RoundRecord
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CONFIG, _LOCK, _MEMBERS, _STATISTICS = "config.toml", "lock", "members.json", "statistics.safetensors"
+_CONFIG = "config.toml"
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """One run on disk. Get it from `create` or `open`, and hold `lock()` while you write."""
 
-    path: Path
-    """The folder itself."""
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_path = self.path / _CONFIG
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.timings_path = self.path / "timings.jsonl"
+        self.checkpoint_path = self.path / "checkpoint.safetensors"
+        self.model_path = self.path / "model.safetensors"
+        self.summary_path = self.path / "summary.json"
+        self._lock_path = self.path / "lock"
+        self._environment_path = self.path / "environment.json"
+        self._members_path = self.path / "members.json"
+        self._statistics_path = self.path / "statistics.safetensors"
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDirectory":
         """Create a run in a folder that is empty or does not exist yet."""
-        run = cls(Path(path))
+        run = cls(path)
         with files.disk_errors("create", run.path):
             if run.path.exists() and not run.path.is_dir():
                 raise ConfigError(f"{run.path} is a file: choose another --out")
             run.path.mkdir(parents=True, exist_ok=True)
-            present = {entry.name for entry in run.path.iterdir()}
-        if run.config_path.name in present:
-            quoted = shlex.quote(str(run.path))
-            raise ConfigError(
-                f"{run.path} holds a run already: continue it with --resume {quoted}, or choose another --out"
-            )
-        if left := sorted(name for name in present if not _is_left_by_a_killed_start(name)):
-            raise ConfigError(f"{run.path} is not empty (it holds {left[0]!r}): choose another --out")
+            present = set(run.path.iterdir())
+        if run.config_path in present:
+            remedy = f"continue it with --resume {shlex.quote(str(run.path))}, or choose another --out"
+            raise ConfigError(f"{run.path} holds a run already: {remedy}")
+        # What a start can leave if it is killed before it writes config.toml.
+        left = {run._lock_path, run._members_path, run._statistics_path, run._environment_path, run.checkpoint_path}
+        others = sorted(path.name for path in present - left if not fnmatch(path.name, ".*.tmp"))
+        if others:
+            raise ConfigError(f"{run.path} is not empty (it holds {others[0]!r}): choose another --out")
         return run
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDirectory":
         """Open an existing run, to read or to resume it."""
-        run = cls(Path(path))
-        if not run.path.is_dir():
-            what = "is not a folder" if run.path.exists() else "does not exist"
-            raise ConfigError(f"{run.path} {what}: give the folder that `alidpfl run --out` made")
+        run = cls(path)
         if not run.config_path.exists():
-            raise ConfigError(
-                f"{run.path} is not a run directory (it has no {run.config_path.name}): "
-                "give the folder that `alidpfl run --out` made"
-            )
+            problem = "is not a folder" if run.path.exists() else "does not exist"
+            if run.path.is_dir():
+                problem = f"is not a run directory (it has no {_CONFIG})"
+            raise ConfigError(f"{run.path} {problem}: give the folder that `alidpfl run --out` made")
         run.config()
         return run
 
@@ -80,11 +88,8 @@ class RunDirectory:
         return (path / _CONFIG).is_file()
 
     def discard(self) -> None:
-        """Remove the lock file and the folder of a run that never began, unless the folder holds other files.
-
-        Call it while holding the lock.
-        """
-        (self.path / _LOCK).unlink(missing_ok=True)
+        """Remove lock file and folder of a run that never began, if it has no other files. Call it under the lock."""
+        self._lock_path.unlink(missing_ok=True)
         with suppress(OSError):  # the folder is not empty
             self.path.rmdir()
 
@@ -92,22 +97,15 @@ class RunDirectory:
         """Keep other processes from writing into this run. A ConfigError names the process that holds the lock."""
         from alidpfl.store.lock import exclusive_lock  # needs fcntl, and reading runs must work without it
 
-        return exclusive_lock(self.path / _LOCK, owner_of=self.path)
+        return exclusive_lock(self._lock_path, owner_of=self.path)
 
     def holder(self) -> str | None:
         """Return the process that writes this run, such as "process 7 on host"; None if none is known."""
         with suppress(ImportError, OSError):
             from alidpfl.store.lock import lock_holder
 
-            return lock_holder(self.path / _LOCK)
+            return lock_holder(self._lock_path)
         return None
-
-    # Settings
-
-    @property
-    def config_path(self) -> Path:
-        """The path of the effective configuration."""
-        return self.path / _CONFIG
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the configuration, which makes the folder a run. Call it once, after writing all that `open` needs."""
@@ -125,40 +123,28 @@ class RunDirectory:
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write the result of `describe_environment`."""
-        files.write_atomically(self.path / "environment.json", files.json_document(environment))
+        files.write_atomically(self._environment_path, files.json_document(environment))
 
     def environment(self) -> dict[str, Any] | None:
         """Return the environment, or None before it is written."""
-        return files.read_json_object(self.path / "environment.json")
+        return files.read_json_object(self._environment_path)
 
     def write_members(self, members: Mapping[str, Any]) -> None:
         """Write the clients of a run over nodes, and the run's name there. Call it before the first request."""
-        files.write_atomically(self.path / _MEMBERS, files.json_document(members))
+        files.write_atomically(self._members_path, files.json_document(members))
 
     def members(self) -> dict[str, Any] | None:
         """Return what `write_members` wrote; None before that, and for a run on one machine."""
-        return files.read_json_object(self.path / _MEMBERS)
+        return files.read_json_object(self._members_path)
 
     def write_statistics(self, statistics: Mapping[str, "Tensor"]) -> None:
         """Write the statistics released before the first round: a resumed run must not release them again."""
-        files.write_atomically(self.path / _STATISTICS, encode_tensors(statistics, {}))
+        files.write_atomically(self._statistics_path, encode_tensors(statistics, {}))
 
     def statistics(self) -> dict[str, "Tensor"] | None:
         """Return the released statistics, or None for a run without any."""
-        content = files.read_bytes(self.path / _STATISTICS)
-        return None if content is None else decode_tensors(content, self.path / _STATISTICS)[0]
-
-    # Rounds
-
-    @property
-    def metrics_path(self) -> Path:
-        """The path of the records, one per line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def timings_path(self) -> Path:
-        """The path of the timings, one per line."""
-        return self.path / "timings.jsonl"
+        content = files.read_bytes(self._statistics_path)
+        return None if content is None else decode_tensors(content, self._statistics_path)[0]
 
     def append_record(self, record: RoundRecord) -> None:
         """Append a line to metrics.jsonl. Keys have the order of the fields: equal records give equal bytes."""
@@ -178,13 +164,6 @@ class RunDirectory:
         content = files.read_bytes(self.timings_path) or b""
         return [parse_timing(line, number, self.timings_path) for number, line in complete_lines(content)]
 
-    # Checkpoint
-
-    @property
-    def checkpoint_path(self) -> Path:
-        """The path of the newest checkpoint."""
-        return self.path / "checkpoint.safetensors"
-
     def write_checkpoint(self, tensors: Mapping[str, "Tensor"], state: Mapping[str, Any]) -> None:
         """Replace the checkpoint in one step that a crash cannot tear.
 
@@ -203,22 +182,12 @@ class RunDirectory:
         return None if content is None else decode_checkpoint(content, self.checkpoint_path)
 
     def truncate_to(self, state: Mapping[str, Any] | None) -> None:
-        """Reset the directory to the checkpoint with this state, or to the start if None, for a resumed run.
-
-        This removes the lines after the checkpoint, and the summary.
-        """
+        """Remove the summary and all lines after the checkpoint with this state, or all lines if it is None."""
         sizes = state or {"metrics_bytes": 0, "timings_bytes": 0}
         files.truncate(self.metrics_path, sizes["metrics_bytes"])
         files.truncate(self.timings_path, sizes["timings_bytes"])
         with files.disk_errors("remove", self.summary_path):
             self.summary_path.unlink(missing_ok=True)
-
-    # Results
-
-    @property
-    def model_path(self) -> Path:
-        """The path of the final model."""
-        return self.path / "model.safetensors"
 
     def write_model(self, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
         """Write the final model as a safetensors file. Equal models give equal bytes."""
@@ -228,11 +197,6 @@ class RunDirectory:
         """Return parameters and metadata of the final model, or None before the run has ended."""
         content = files.read_bytes(self.model_path)
         return None if content is None else decode_tensors(content, self.model_path)
-
-    @property
-    def summary_path(self) -> Path:
-        """The path of the final summary."""
-        return self.path / "summary.json"
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the result of a run that has ended. Write it last: it marks all other files as complete."""
@@ -245,10 +209,3 @@ class RunDirectory:
 
 def _line(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, ensure_ascii=False) + "\n").encode()
-
-
-def _is_left_by_a_killed_start(name: str) -> bool:
-    """Return True for a file that a start can leave if it is killed before it writes config.toml."""
-    return name in {_LOCK, _MEMBERS, _STATISTICS, "environment.json", "checkpoint.safetensors"} or (
-        name.startswith(".") and name.endswith(".tmp")
-    )

@@ -14,9 +14,7 @@ _SCALARS = ("accuracy", "loss", "local_steps", "epsilon", "learning_rate")
 class TensorBoardWriter:
     """Writes one event file into `directory`; close it, or use it as a context.
 
-    Args:
-        directory: where the events go; created if it does not exist.
-        first_round: the round at which a resumed run begins. Rounds after it, left by a killed process, are hidden.
+    A resumed run begins at `first_round`. Later rounds that a killed process left are hidden.
     """
 
     def __init__(self, directory: str | Path, *, first_round: int = 0) -> None:
@@ -28,8 +26,7 @@ class TensorBoardWriter:
         """Write one point for each quantity that was measured in the round."""
         with disk_errors("write TensorBoard events into", self._directory):
             for name in _SCALARS:
-                value = getattr(record, name)
-                if value is not None:
+                if (value := getattr(record, name)) is not None:
                     self._writer.add_scalar(name, value, record.number)
             self._writer.flush()
 

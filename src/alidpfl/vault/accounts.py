@@ -5,9 +5,9 @@ A server may choose the steps, σ, q, C and η of each round from all answers so
 - **planned**: every step is charged at the terms' q and least σ, even if it had more noise. A step with q' <= q and
   σ' >= σ reveals no more. Adding noise is post-processing. Sampling at q' is sampling at q, where the outcome is
   replaced by the one without the record with probability 1 - q'/q. So one fixed pair of distributions dominates every
-  step, whatever came before. Its composition dominates the adaptive composition of the steps (Zhu, Dong & Wang 2022,
-  "Optimal accounting of differential privacy via characteristic function"). So any accountant applies, with a number
-  of steps fixed in advance. Planned steps that are never run cost nothing.
+  step, and its composition dominates the adaptive composition of the steps (Zhu, Dong & Wang 2022, "Optimal accounting
+  of differential privacy via characteristic function"). So any accountant applies, with a number of steps fixed in
+  advance. Planned steps that are never run cost nothing.
 - **filter**: every step is charged at its own q and σ by a Rényi filter (Feldman & Zrnic 2020). The filter's order is
   fixed at enrolment. It is looser at the least σ, and better if σ begins well above it (Adap DP-FL).
 

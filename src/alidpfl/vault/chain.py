@@ -9,18 +9,13 @@
 3. Replace the old heads by the new ones, and sync their folders.
 4. Return. Only now may anybody act on the line.
 
-A process that dies, or a machine that loses power, leaves one of these states. Opening the chain tells them apart:
+So a crash leaves one of three states (docs/how-to/vault.md):
 
-- The crash came in 1, or in 2 before the first byte: the old file is unchanged. Nobody acted on the line.
-- The crash came in 2 after a part of the line: the last line is cut or does not match its hash, and every head names
-  an earlier line. By the order above nobody acted on the line, so it is dropped.
-- The crash came after 2: the line is whole, with or without its head. It counts, even if nobody acted on it. That is
-  the safe direction for privacy.
+- The new line is not there: nobody acted on it.
+- It is cut or does not match its hash, and every head names an earlier line: nobody acted on it, and it is dropped.
+- It is whole, with or without its head: it counts, even if nobody acted on it. That is the safe direction for privacy.
 
-A head that names a line which is not in the file means that lines are gone on which somebody acted: the file was cut,
-replaced or restored. Such a file is refused, and so is a bad line with others after it. A head on another disk (an
-anchor) also detects a whole folder that was restored. A head beside the file does not: it is restored with the file.
-
+Anything else is refused, such as a head that names a line which is not in the file: somebody acted on that line.
 The hashes detect damage and lost lines. They do not stop an owner from writing a new history; that owner could as well
 publish the records.
 """
@@ -30,7 +25,8 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,26 +45,24 @@ _REMEDY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A line of the chain."""
+    """A line of the chain. `counter` is its number, from 0."""
 
     counter: int
-    """Number of the line, from 0."""
     hash: str
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Number and hash of a chain's last line, kept in another file."""
+    """Number and hash of a chain's last line, kept in another file. `vault` is the name from enrolment."""
 
     vault: str
-    """Random name that the vault got at enrolment."""
     counter: int
     hash: str
 
     def to_bytes(self) -> bytes:
         """Return the head as one line of JSON."""
-        return (json.dumps({"vault": self.vault, "counter": self.counter, "hash": self.hash}) + "\n").encode()
+        return (json.dumps(asdict(self)) + "\n").encode()
 
     @classmethod
     def read(cls, path: Path) -> "Head":
@@ -93,22 +87,11 @@ class Head:
 
 
 def parse_head(text: str, vault: str) -> Head:
-    """Return the head that the owner noted, in the form that `alidpfl vault status` prints.
-
-    >>> parse_head("7:" + "ab" * 32, "a-vault").counter
-    7
-    """
+    """Return the head that the owner noted: counter:hash, as `alidpfl vault status` prints it."""
     counter, _, found = text.partition(":")
     if not (counter.isdecimal() and len(found) == 64):  # noqa: PLR2004
         raise DataError(f"head {text!r} must be counter:hash, as `alidpfl vault status` prints it")
     return Head(vault=vault, counter=int(counter), hash=found)
-
-
-def sealed_line(counter: int, previous: str, values: Mapping[str, Any]) -> tuple[bytes, Entry]:
-    """Return the bytes of a line, and its entry."""
-    text = json.dumps({"counter": counter, "previous": previous, **values})
-    found = hashlib.sha256(text.encode()).hexdigest()
-    return (text[:-1] + _SEAL.format(found)).encode(), Entry(counter=counter, hash=found, values=dict(values))
 
 
 def read_entries(content: bytes) -> tuple[list[Entry], bytes]:
@@ -116,8 +99,7 @@ def read_entries(content: bytes) -> tuple[list[Entry], bytes]:
     entries: list[Entry] = []
     position = 0
     while (end := content.find(b"\n", position) + 1) > 0:
-        entry = _opened(content[position:end], entries[-1] if entries else None)
-        if entry is None:
+        if (entry := _opened(content[position:end], entries[-1] if entries else None)) is None:
             break
         entries.append(entry)
         position = end
@@ -157,7 +139,7 @@ def _opened(line: bytes, before: Entry | None) -> Entry | None:
     if (found := _seal_of(line)) is None:
         return None
     try:
-        values = parse_json(_unsealed(line))
+        values = parse_json(line[:-_SEAL_BYTES] + b"}")
         counter, previous = values.pop("counter"), values.pop("previous")
     except (ValueError, AttributeError, KeyError, TypeError):  # another program sealed it
         return None
@@ -167,12 +149,8 @@ def _opened(line: bytes, before: Entry | None) -> Entry | None:
 
 def _seal_of(line: bytes) -> str | None:
     """Return the hash of a line that matches its seal; None for any other line."""
-    found = hashlib.sha256(_unsealed(line)).hexdigest()
+    found = hashlib.sha256(line[:-_SEAL_BYTES] + b"}").hexdigest()
     return found if line[-_SEAL_BYTES:] == _SEAL.format(found).encode() else None
-
-
-def _unsealed(line: bytes) -> bytes:
-    return line[:-_SEAL_BYTES] + b"}"
 
 
 class Chain:
@@ -218,8 +196,10 @@ class Chain:
     def append(self, values: Mapping[str, Any]) -> Entry:
         """Add a line. When this returns, the line is on the disk and all heads name it."""
         self._refuse_if_broken()
-        previous = self.entries[-1].hash if self.entries else ""
-        line, entry = sealed_line(len(self.entries), previous, values)
+        counter, previous = len(self.entries), self.entries[-1].hash if self.entries else ""
+        text = json.dumps({"counter": counter, "previous": previous, **values})
+        entry = Entry(counter=counter, hash=hashlib.sha256(text.encode()).hexdigest(), values=dict(values))
+        line = (text[:-1] + _SEAL.format(entry.hash)).encode()
         vault = str((self.entries[0] if self.entries else entry).values["vault"])
         try:
             self._stage(Head(vault=vault, counter=entry.counter, hash=entry.hash))
@@ -246,57 +226,49 @@ class Chain:
 
     def _write(self, line: bytes) -> None:
         """Write the whole line or nothing. If undoing fails too, the next check of the file's size finds it."""
-        written = -1
         try:
-            written = os.write(self._descriptor, line)
-        finally:
-            if written != len(line):
-                os.ftruncate(self._descriptor, self._size)
-        if written != len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _write_whole(self._descriptor, line)
+        except BaseException:
+            os.ftruncate(self._descriptor, self._size)
+            raise
 
     def _refuse_if_broken(self) -> None:
-        if not self._broken and self._was_exchanged():
-            self._broken = "the ledger's file was moved, deleted or changed while it was in use"
-        if not self._broken and self.entries and not self._heads_agree():
-            self._broken = (
-                "the ledger's head or its anchor is missing, or knows of another last line (is the anchor's disk "
-                "mounted? was a copy of the vault's folder served?)"
-            )
+        self._broken = self._broken or self._problem()
         if self._broken:
             raise refusal(RefusalCode.LEDGER, f"{self._broken}; nothing is served until the owner restarts the vault")
 
-    def _was_exchanged(self) -> bool:
-        try:
+    def _problem(self) -> str:
+        """Return what happened to the files since the last line; nothing if they are as this process left them."""
+        problem = "the ledger's file was moved, deleted or changed while it was in use"
+        with suppress(OSError):
             ours = os.fstat(self._descriptor)
-            return ours.st_size != self._size or not os.path.samestat(os.stat(self.path), ours)
-        except OSError:
-            return True
-
-    def _heads_agree(self) -> bool:
-        expected = self.head.to_bytes()
-        try:
-            return all(path.read_bytes() == expected for path in self._heads)
-        except OSError:
-            return False
+            if ours.st_size != self._size or not os.path.samestat(os.stat(self.path), ours):
+                return problem
+            problem = (
+                "the ledger's head or its anchor is missing, or knows of another last line (is the anchor's disk "
+                "mounted? was a copy of the vault's folder served?)"
+            )
+            if not self.entries or all(path.read_bytes() == self.head.to_bytes() for path in self._heads):
+                return ""
+        return problem
 
     def _stage(self, head: Head) -> None:
         """Write the new heads beside the old ones."""
         for path in self._heads:
-            descriptor = os.open(staged(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE)
-            try:
-                content = head.to_bytes()
-                if os.write(descriptor, content) != len(content):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            with open(os.open(staged(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE), "wb") as file:
+                _write_whole(file.fileno(), head.to_bytes())
+                os.fsync(file.fileno())
 
     def _commit(self) -> None:
         """Replace the old heads by the new ones."""
         for path in self._heads:
             os.replace(staged(path), path)
             sync_directory(path.parent)
+
+
+def _write_whole(descriptor: int, content: bytes) -> None:
+    if os.write(descriptor, content) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def staged(path: Path) -> Path:

@@ -1,10 +1,4 @@
-"""A client of a vault on this machine. It imports no torch, so a ClientApp that relays to a vault starts at once.
-
->>> VaultClient("/nowhere/vault.sock").info()
-Traceback (most recent call last):
-    ...
-alidpfl.vault.refusals.VaultUnreachableError: there is no socket /nowhere/vault.sock; start `alidpfl vault serve` first
-"""
+"""A client of a vault on this machine. It imports no torch, so a ClientApp that relays to a vault starts at once."""
 
 from pathlib import Path
 from typing import Any
@@ -18,10 +12,9 @@ _SECONDS_TO_CONNECT = 5.0
 
 
 class VaultClient:
-    """A connection to one vault. A context manager: leaving it closes the connection."""
+    """A connection to one vault, closed by leaving its `with` block. `timeout` is the time for a round, in seconds."""
 
     def __init__(self, socket: str | Path, *, timeout: float = 600.0) -> None:
-        """Prepare the connection. `timeout` is in seconds, for a round to be trained."""
         self._socket = Path(socket)
         self._http = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(socket)),
@@ -46,9 +39,8 @@ class VaultClient:
         return values
 
     def train(self, request: RoundRequest, weights: Weights) -> bytes:
-        """Return the answer to a round; `messages.decode_answer` reads it.
+        """Return the answer to a round; `messages.decode_answer` reads it. Repeating the same call is safe.
 
-        It is safe to repeat a call with the same request and weights: a vault trains a round once and keeps its answer.
         Raise VaultRefusedError if the vault refuses, and VaultUnreachableError if no vault answers in time.
         """
         return self.train_bytes(encode(request, weights))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -10,21 +11,26 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from alidpfl._version import __version__
-from alidpfl.errors import ConfigError, DataError
+from alidpfl.errors import ConfigError
 from alidpfl.store.files import disk_errors, sync_directory
 from alidpfl.vault.accounts import filter_order, make_account
 from alidpfl.vault.chain import Chain, staged
 from alidpfl.vault.ledger import ENROLLED
-from alidpfl.vault.messages import Shapes, num_values
+from alidpfl.vault.messages import Shapes
 from alidpfl.vault.policy import Policy
 
 if TYPE_CHECKING:
     from alidpfl.data import LabelledData
 
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_TAKEN = (
+    "exists: it follows the ledger of a data set that is enrolled already. If it is this data set, restore its folder "
+    "and do not enrol it again; otherwise give another --anchor"
+)
 
 
 class _Source(BaseModel):
@@ -77,15 +83,8 @@ class SplitSource(_Source):
         options: dict[str, Any] = {"clients": self.clients, "seed": self.seed} if self.name == "synthetic" else {}
         dataset = load(self.name, data_dir=Path(self.data_dir) if self.data_dir else None, **options)
         private, _ = held_out_rows(len(dataset.train), self.validation, self.seed)
-        rows = client_rows(
-            dataset,
-            self.partition,
-            clients=self.clients,
-            dirichlet_beta=self.dirichlet_beta,
-            seed=self.seed,
-            min_samples=self.min_samples,
-            among=private,
-        )
+        split = self.model_dump(include={"clients", "dirichlet_beta", "seed", "min_samples"})
+        rows = client_rows(dataset, self.partition, among=private, **split)
         held, train = rows[self.client], dataset.train
         return LabelledData(inputs=train.inputs[held], targets=train.targets[held]), dataset.num_classes
 
@@ -102,7 +101,7 @@ def content_hash(records: "LabelledData") -> str:
 
 
 class Enrolment(BaseModel):
-    """What was fixed when the ledger began. Size and shapes are public; the hash and the source are not."""
+    """What was fixed when the ledger began. Size, shapes and terms are public; the hash and the source are not."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -116,20 +115,18 @@ class Enrolment(BaseModel):
     num_classes: int
     input_shape: list[int]
     parameters: list[tuple[str, list[int]]]
-    """Names and shapes of the trained parameters, in the model's order."""
     filter_order: int | None
     pinned: dict[str, Any]
-    """The policy's terms."""
 
     @property
     def shapes(self) -> Shapes:
-        """Shapes of the trained parameters by name."""
+        """Shapes of the trained parameters by name, in the model's order."""
         return {name: tuple(shape) for name, shape in self.parameters}
 
     @property
     def num_params(self) -> int:
         """Number of trained parameters."""
-        return sum(num_values(shape) for shape in self.shapes.values())
+        return sum(map(math.prod, self.shapes.values()))
 
     def check_policy(self, policy: Policy, source: Path) -> None:
         """Raise ConfigError if the policy's terms are not those on which the ledger began."""
@@ -144,16 +141,6 @@ class Enrolment(BaseModel):
                 f"{source}: {', '.join(changed)}; the ledger began on the old terms and is valid only on them: put "
                 "them back"
             )
-
-
-def parse_enrolment(content: bytes | None, expected_hash: str, source: Path) -> Enrolment:
-    """Return the enrolment in a file. Raise DataError if it is not the one that the ledger began with."""
-    if content is None or hashlib.sha256(content).hexdigest() != expected_hash:
-        raise DataError(f"{source} is missing or not what the ledger began with; put it back from a copy")
-    try:
-        return Enrolment.model_validate_json(content)
-    except ValidationError:
-        raise DataError(f"{source} was written by another version of alidpfl; use that version") from None
 
 
 def enrol(folder: Path, source: Source, policy: Policy) -> Enrolment:
@@ -192,7 +179,7 @@ def _refuse_if_taken(folder: Path, policy: Policy) -> None:
     if anchor is None:
         return
     if anchor.exists():
-        raise _anchor_is_taken(anchor)
+        raise ConfigError(f"{anchor} {_TAKEN}")
     if folder.resolve() in anchor.parents:
         raise ConfigError(
             f"{anchor} is in the vault's own folder and would be restored together with it; give another --anchor"
@@ -205,16 +192,9 @@ def _claim(anchor: Path) -> None:
     """Create the anchor's file, empty. If two enrolments run at the same time, only one gets it."""
     with disk_errors("create", anchor):
         try:
-            os.close(os.open(anchor, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_FILE))
+            os.close(os.open(anchor, _NEW_FILE, _PRIVATE_FILE))
         except FileExistsError:
-            raise _anchor_is_taken(anchor) from None
-
-
-def _anchor_is_taken(anchor: Path) -> ConfigError:
-    return ConfigError(
-        f"{anchor} exists: it follows the ledger of a data set that is enrolled already. If it is this data set, "
-        "restore its folder and do not enrol it again; otherwise give another --anchor"
-    )
+            raise ConfigError(f"{anchor} {_TAKEN}") from None
 
 
 def _described(source: Source, policy: Policy, order: int | None) -> Enrolment:
@@ -248,12 +228,10 @@ def _fill(folder: Path, enrolment: Enrolment, policy: Policy) -> None:
     with disk_errors("create", folder):
         (folder / ANSWERS).mkdir(mode=_PRIVATE_FOLDER)
         for name, content in ((POLICY, policy.to_toml().encode()), (ENROLMENT, record)):
-            descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_FILE)
-            with os.fdopen(descriptor, "wb") as file:
+            with open(os.open(folder / name, _NEW_FILE, _PRIVATE_FILE), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-    anchors = () if policy.anchor_file is None else (policy.anchor_file,)
-    known_by = {"vault": enrolment.vault, "enrolment": hashlib.sha256(record).hexdigest()}
-    genesis = {"kind": ENROLLED, "time": int(time.time()), **known_by}
-    Chain.create(folder / LEDGER, (folder / HEAD, *anchors), genesis).close()
+    genesis = {"kind": ENROLLED, "time": int(time.time()), "vault": enrolment.vault}
+    genesis["enrolment"] = hashlib.sha256(record).hexdigest()
+    Chain.create(folder / LEDGER, policy.heads(folder / HEAD), genesis).close()

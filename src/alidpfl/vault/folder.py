@@ -1,22 +1,25 @@
 """A vault's folder: its files, how they are read together, the stored answers, the log of refusals and the status."""
 
+import hashlib
 import json
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alidpfl.errors import ConfigError
+from pydantic import ValidationError
+
+from alidpfl.errors import ConfigError, DataError
 from alidpfl.store.files import disk_errors, parse_json, read_bytes, sync_directory
 from alidpfl.store.lock import exclusive_lock, lock_holder
 from alidpfl.vault.accounts import budget_of, charged_rate, make_account
-from alidpfl.vault.chain import Chain, Entry, Head, parse_head, verified
-from alidpfl.vault.enrolment import Enrolment, parse_enrolment
+from alidpfl.vault.chain import Chain, Entry, Head, parse_head, staged, verified
+from alidpfl.vault.enrolment import Enrolment
 from alidpfl.vault.ledger import Book, Ledger
 from alidpfl.vault.policy import Policy, read_policy
 from alidpfl.vault.refusals import RefusalCode, refusal
@@ -25,7 +28,6 @@ POLICY, ENROLMENT, LEDGER, HEAD = "policy.toml", "enrolment.json", "ledger.jsonl
 ANSWERS, REFUSALS, LOCK, SOCKET = "answers", "refusals.json", ".lock", "vault.sock"
 
 _LAST_REFUSALS = 20
-_STAGED = ".next"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,41 +46,31 @@ class VaultFolder:
 
     @contextmanager
     def lock(self, policy: Policy) -> Iterator[None]:
-        """Lock the folder for the one process that serves it, and its anchor against a copy of the folder.
-
-        The system drops the lock when that process dies.
-        """
-        remedy = "ask it instead: two vaults on one ledger would spend twice"
-        with exclusive_lock(self.path / LOCK, owner_of=self.path, remedy=remedy):
-            anchor = policy.anchor_file
-            if anchor is None:
-                yield
-                return
-            Head.read(anchor)  # first: if its disk is not mounted, nothing may be written to the bare mount point
-            with exclusive_lock(anchor.with_name(f".{anchor.name}{LOCK}"), owner_of=anchor, remedy=remedy):
-                yield
-
-    def served_by(self) -> str | None:
-        """Return the process that serves this vault, such as "process 7 on host"; None if it is not served."""
-        with disk_errors("read", self.path / LOCK):
-            return lock_holder(self.path / LOCK)
+        """Lock the folder, and its anchor against a copy of the folder. The lock ends with the process."""
+        anchor, remedy = policy.anchor_file, "ask it instead: two vaults on one ledger would spend twice"
+        with ExitStack() as locks:
+            locks.enter_context(exclusive_lock(self.path / LOCK, owner_of=self.path, remedy=remedy))
+            if anchor is not None:
+                Head.read(anchor)  # first: if its disk is not mounted, nothing may be written to the bare mount point
+                beside = anchor.with_name(f".{anchor.name}{LOCK}")
+                locks.enter_context(exclusive_lock(beside, owner_of=anchor, remedy=remedy))
+            yield
 
     def open(self, policy: Policy, known_head: str | None = None) -> tuple[Enrolment, Ledger]:
         """Verify enrolment and ledger, and open them for serving. The caller holds `lock`."""
-        heads = self._heads(policy)
+        heads = policy.heads(self.path / HEAD)
         vault = Head.read(heads[0]).vault
         known = [("the head that you gave", parse_head(known_head, vault))] if known_head else []
         chain = Chain.open(self.path / LEDGER, heads, known)
-        enrolment = self._enrolment(chain.entries[0])
-        enrolment.check_policy(policy, self.path / POLICY)
+        enrolment = self._enrolment(chain.entries[0], policy)
         return enrolment, Ledger(chain, make_account(policy, enrolment.filter_order))
 
     def read(self, policy: Policy) -> tuple[Enrolment, Book, str]:
         """Verify and return enrolment, book and head. It changes nothing, and another process may be writing."""
-        heads = [(str(path), Head.read(path)) for path in self._heads(policy)]  # first: the ledger is never behind them
+        paths = policy.heads(self.path / HEAD)
+        heads = [(str(path), Head.read(path)) for path in paths]  # first: the ledger is never behind them
         entries, _ = verified(read_bytes(self.path / LEDGER), heads, self.path / LEDGER)
-        enrolment = self._enrolment(entries[0])
-        enrolment.check_policy(policy, self.path / POLICY)
+        enrolment = self._enrolment(entries[0], policy)
         book = Book(entries, make_account(policy, enrolment.filter_order))
         return enrolment, book, f"{entries[-1].counter}:{entries[-1].hash}"
 
@@ -86,13 +78,18 @@ class VaultFolder:
         """Read the log of refusals."""
         return RefusalLog.read(self.path / REFUSALS)
 
-    def _heads(self, policy: Policy) -> tuple[Path, ...]:
-        own = self.path / HEAD
-        return (own,) if policy.anchor_file is None else (own, policy.anchor_file)
-
-    def _enrolment(self, genesis: Entry) -> Enrolment:
+    def _enrolment(self, genesis: Entry, policy: Policy) -> Enrolment:
+        """Return the enrolment that the ledger began with. It must have the policy's terms."""
         path = self.path / ENROLMENT
-        return parse_enrolment(read_bytes(path), str(genesis.values.get("enrolment")), path)
+        content = read_bytes(path)
+        if content is None or hashlib.sha256(content).hexdigest() != genesis.values.get("enrolment"):
+            raise DataError(f"{path} is missing or not what the ledger began with; put it back from a copy")
+        try:
+            enrolment = Enrolment.model_validate_json(content)
+        except ValidationError:
+            raise DataError(f"{path} was written by another version of alidpfl; use that version") from None
+        enrolment.check_policy(policy, self.path / POLICY)
+        return enrolment
 
 
 def status(path: Path) -> dict[str, Any]:
@@ -101,6 +98,8 @@ def status(path: Path) -> dict[str, Any]:
     policy = folder.policy()
     enrolment, book, head = folder.read(policy)
     refusals, reservations, spent = folder.refusals(), book.reservations, book.account.epsilon()
+    with disk_errors("read", path / LOCK):
+        holder = lock_holder(path / LOCK)
     uncovered = Counter(use for reservation in reservations.values() for use in reservation.unsafe)
     return {
         "format": "alidpfl-vault-status-1",
@@ -115,7 +114,7 @@ def status(path: Path) -> dict[str, Any]:
         "charged": "rounds" if policy.terms.release == "update" else "steps",
         "units_spent": book.account.units,
         "units_left": book.account.affordable(charged_rate(policy), policy.terms.min_noise_multiplier),
-        "runs": book.num_runs,
+        "runs": len({reservation.run for reservation in reservations.values()}),
         "rounds_charged": len(reservations),
         "rounds_released": len(book.answers),
         "rounds_lost": len(reservations.keys() - book.answers.keys()),
@@ -125,7 +124,7 @@ def status(path: Path) -> dict[str, Any]:
         "covers_everything": not uncovered,
         "rounds_not_covered": dict(sorted(uncovered.items())),
         "head": head,
-        "served_by": folder.served_by(),
+        "served_by": holder,
         "anchor": policy.anchor,
     }
 
@@ -152,12 +151,11 @@ class RefusalLog:
     def note(self, code: RefusalCode, message: str) -> None:
         """Add a refusal. A disk that is full or read-only does not change what the caller is told."""
         new = {"time": int(time.time()), "code": code.value, "message": message}
-        staged = self.path.with_name(f".{self.path.name}.next")
         with self._one_at_a_time, suppress(OSError):
             self.counts[code.value] += 1
             self.last = [*self.last, new][-_LAST_REFUSALS:]
-            staged.write_text(json.dumps({"counts": dict(self.counts), "last": self.last}) + "\n")
-            os.replace(staged, self.path)
+            staged(self.path).write_text(json.dumps({"counts": dict(self.counts), "last": self.last}) + "\n")
+            os.replace(staged(self.path), self.path)
 
 
 def _noted(entry: dict[str, Any]) -> dict[str, Any]:
@@ -168,21 +166,17 @@ class AnswerStore:
     """A folder with one file per answer, named by the number of its reservation."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._coming = folder, folder / ".next"
 
     def take_room(self, num_bytes: int) -> None:
         """Take the disk space of the coming answer before the round is charged: a full disk must not cost a round."""
-        staged = self._folder / _STAGED
         try:
-            descriptor = os.open(staged, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                os.posix_fallocate(descriptor, 0, num_bytes)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            with open(os.open(self._coming, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+                os.fsync(file.fileno())
         except OSError as error:
             with suppress(OSError):
-                staged.unlink()
+                self._coming.unlink()
             raise refusal(
                 RefusalCode.DISK,
                 f"the answer could not be stored ({error.strerror}); nothing was charged or trained. The owner must "
@@ -191,16 +185,14 @@ class AnswerStore:
 
     def store(self, number: int, content: bytes) -> None:
         """Store an answer, whole or not at all, in the space that `take_room` took."""
-        staged = self._folder / _STAGED
         try:
-            descriptor = os.open(staged, os.O_RDWR)
-            try:
-                _write_all(descriptor, content)
-                os.ftruncate(descriptor, len(content))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.replace(staged, self._path(number))
+            with open(self._coming, "rb+") as file:
+                left = memoryview(content)
+                while left:
+                    left = left[os.write(file.fileno(), left) :]
+                os.ftruncate(file.fileno(), len(content))
+                os.fsync(file.fileno())
+            os.replace(self._coming, self._path(number))
             sync_directory(self._folder)
         except OSError as error:
             raise refusal(
@@ -228,9 +220,3 @@ class AnswerStore:
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:08d}.safetensors"
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]

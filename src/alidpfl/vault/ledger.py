@@ -18,16 +18,14 @@ ENROLLED, RESERVED, RELEASED = "ENROLLED", "RESERVED", "RELEASED"
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """A round that was charged."""
+    """A round that was charged. `time` is in seconds since 1970; `steps` are the local steps after cuts."""
 
     time: int
-    """Seconds since 1970."""
     run: str
     round: int
     units: int
     """What is charged: steps, or 1 if the noise is on the update."""
     steps: int
-    """Local steps to run, after cuts."""
     sample_rate: float
     """q of the steps. It is 1 if the noise is on the update, which is a release of all records."""
     noise_multiplier: float
@@ -37,16 +35,6 @@ class Reservation:
     """Hash of the request and its weights."""
     unsafe: tuple[str, ...]
     """What the answer uses that no ε covers. The owner allowed it."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the values of the ledger's line."""
-        return {"kind": RESERVED, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Reservation":
-        """Return the reservation that `to_json` wrote."""
-        fields = {key: value for key, value in values.items() if key != "kind"}
-        return cls(**{**fields, "unsafe": tuple(fields["unsafe"])})
 
 
 class Book:
@@ -65,13 +53,17 @@ class Book:
     def read(self, entry: Entry) -> None:
         """Take in one more entry. Raise DataError if its kind is unknown."""
         try:
-            match entry.values["kind"]:
-                case "ENROLLED" if entry.counter == 0:
+            match dict(entry.values):
+                case {"kind": "ENROLLED"} if entry.counter == 0:
                     return
-                case "RESERVED":
-                    self._reserved(entry.counter, Reservation.from_json(dict(entry.values)))
-                case "RELEASED":
-                    self.answers[int(entry.values["reservation"])] = str(entry.values["answer"])
+                case {"kind": "RESERVED", **fields}:
+                    new = Reservation(**{**fields, "unsafe": tuple(fields["unsafe"])})
+                    self.reservations[entry.counter] = new
+                    self._numbers[new.run, new.round] = entry.counter
+                    self._last_rounds[new.run] = max(self.last_round(new.run), new.round)
+                    self.account.book(new.units, new.sample_rate, new.noise_multiplier)
+                case {"kind": "RELEASED", "reservation": number, "answer": answer}:
+                    self.answers[int(number)] = str(answer)
                 case other:
                     raise ValueError(other)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -87,17 +79,6 @@ class Book:
     def last_round(self, run: str) -> int:
         """Return the run's latest round; -1 before the first."""
         return self._last_rounds.get(run, -1)
-
-    @property
-    def num_runs(self) -> int:
-        """Number of runs that reserved a round."""
-        return len(self._last_rounds)
-
-    def _reserved(self, counter: int, reservation: Reservation) -> None:
-        self.reservations[counter] = reservation
-        self._numbers[reservation.run, reservation.round] = counter
-        self._last_rounds[reservation.run] = max(self.last_round(reservation.run), reservation.round)
-        self.account.book(reservation.units, reservation.sample_rate, reservation.noise_multiplier)
 
 
 class Ledger:
@@ -117,7 +98,7 @@ class Ledger:
         affordable = self.book.account.affordable(reservation.sample_rate, reservation.noise_multiplier)
         if not 1 <= reservation.units <= affordable:
             raise BudgetExceededError(f"cannot charge {reservation.units} units: {affordable} are left")
-        return self._append(reservation.to_json()).counter
+        return self._append({"kind": RESERVED, **asdict(reservation)}).counter
 
     def release(self, number: int, answer: str) -> None:
         """Record that the answer with this hash is stored and may be sent."""

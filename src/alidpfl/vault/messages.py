@@ -25,15 +25,12 @@ MOST_OVERHEAD = 1 << 20
 
 _KEY = "alidpfl"
 _LENGTH_BYTES = 8
-_LONGEST_PROBLEM = 200
-_LARGEST_RATE = 1e6
+_PLANNED = ("round", "client", "sample_rate", "noise_multiplier", "clip_norm")  # the same in a request and a plan
 
 Weights: TypeAlias = Mapping[str, NDArray[np.float32]]
 """Trained parameters by name."""
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """Shapes of the trained parameters by name, in the model's order."""
-LearningRate = Annotated[float, Field(gt=0, le=_LARGEST_RATE)]
-RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 
 
 class _Message(BaseModel):
@@ -56,8 +53,7 @@ class RoundRequest(_Message):
     """A request for one round of one run. The vault's policy decides what is done."""
 
     format: Literal["alidpfl-vault-request-1"] = "alidpfl-vault-request-1"
-    """Kind and version of the message."""
-    run: RunId
+    run: str = Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")
     """Name of the run, the same in all of its rounds."""
     round: int = Field(ge=0, le=1_000_000_000)
     """Number of the round, from 0."""
@@ -69,7 +65,7 @@ class RoundRequest(_Message):
     """Options of `pe_dpfl`. The losses of other methods have none."""
     steps: int = Field(ge=1)
     """Requested local steps τ. The vault may run fewer."""
-    learning_rates: list[LearningRate] = Field(min_length=1)
+    learning_rates: list[Annotated[float, Field(gt=0, le=1e6)]] = Field(min_length=1)
     """η of each step, or one η for all steps."""
     sample_rate: float
     """q: probability that a record joins a batch."""
@@ -82,10 +78,8 @@ class RoundRequest(_Message):
 
     @model_validator(mode="after")
     def _consistent(self) -> "RoundRequest":
-        if len(self.learning_rates) not in (1, self.steps):
-            raise ValueError(
-                f"{len(self.learning_rates)} learning_rates for {self.steps} steps; give one, or one per step"
-            )
+        if (count := len(self.learning_rates)) not in (1, self.steps):
+            raise ValueError(f"{count} learning_rates for {self.steps} steps; give one, or one per step")
         if self.options is not None and self.method != "pe_dpfl":
             raise ValueError(f"{self.method} takes no options; leave them out")
         return self
@@ -94,27 +88,24 @@ class RoundRequest(_Message):
     def of_plan(
         cls, plan: ClientPlan, *, run: str, method: str, options: Mapping[str, Any] | None = None
     ) -> "RoundRequest":
-        """Return the request for a client's plan.
+        """Return the request for a client's plan. Equal learning rates are sent once, to fit into a message.
 
         Args:
             plan: the training loop's plan for one client and round.
             run: name of the run.
             method: name of the method.
             options: options of the method. Only those of `pe_dpfl` concern a client.
-
-        Returns:
-            The request. Equal learning rates are sent once, so that a million steps fit into a message.
         """
-        same = ("round", "client", "steps", "sample_rate", "noise_multiplier", "clip_norm")
         rates, has_options = list(plan.learning_rates), bool(options) and method == "pe_dpfl"
         return cls.model_validate(
             {
                 "run": run,
                 "method": method,
                 "options": PerturbationOptions.model_validate(options) if has_options else None,
+                "steps": plan.steps,
                 "learning_rates": rates if len(set(rates)) > 1 else rates[:1],
                 "signals": sorted(plan.signals),
-                **{name: getattr(plan, name) for name in same},
+                **{name: getattr(plan, name) for name in _PLANNED},
             }
         )
 
@@ -126,16 +117,8 @@ class RoundRequest(_Message):
     def plan(self, steps: int) -> ClientPlan:
         """Return the client's plan for `steps` steps, which must not exceed the requested ones."""
         rates = self.learning_rates * steps if len(self.learning_rates) == 1 else self.learning_rates[:steps]
-        return ClientPlan(
-            client=self.client,
-            round=self.round,
-            sample_rate=self.sample_rate,
-            noise_multiplier=self.noise_multiplier,
-            clip_norm=self.clip_norm,
-            learning_rates=tuple(rates),
-            release=self.release,
-            signals=frozenset(self.signals),
-        )
+        planned = {name: getattr(self, name) for name in _PLANNED}
+        return ClientPlan(learning_rates=tuple(rates), release=self.release, signals=frozenset(self.signals), **planned)
 
 
 class RoundAnswer(_Message):
@@ -181,14 +164,9 @@ def encode_update(
         num_records: public number of records.
         unsafe: what the answer uses that no ε covers.
         shapes: shapes of the trained parameters.
-
-    Returns:
-        The bytes that travel.
     """
     answer = RoundAnswer(
-        run=request.run,
-        round=request.round,
-        client=request.client,
+        **request.model_dump(include={"run", "round", "client"}),
         request=digest,
         steps=steps,
         steps_left=steps_left,
@@ -231,8 +209,7 @@ def _is_finite(value: float | SecantSums | RawSignals) -> bool:
 def encode(message: RoundRequest | RoundAnswer, weights: Weights) -> bytes:
     """Return the bytes of a message. Equal messages give equal bytes."""
     plain = {name: np.ascontiguousarray(values, dtype=np.float32) for name, values in weights.items()}
-    content: bytes = safetensors.numpy.save(plain, {_KEY: message.model_dump_json()})
-    return content
+    return bytes(safetensors.numpy.save(plain, {_KEY: message.model_dump_json()}))
 
 
 def decode_request(content: bytes) -> tuple[RoundRequest, Weights]:
@@ -280,14 +257,9 @@ def flat(weights: Weights, shapes: Shapes) -> NDArray[np.float32]:
 
 def named(vector: NDArray[np.float32], shapes: Shapes) -> dict[str, NDArray[np.float32]]:
     """Return the weights by name. This is the inverse of `flat`."""
-    sizes = [num_values(shape) for shape in shapes.values()]
-    parts: Sequence[NDArray[np.float32]] = np.split(vector, np.cumsum(sizes)[:-1])
+    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+    parts: Sequence[NDArray[np.float32]] = np.split(vector, ends[:-1])
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-
-
-def num_values(shape: Sequence[int]) -> int:
-    """Return how many numbers a tensor of this shape holds."""
-    return int(np.prod(shape, dtype=np.int64))
 
 
 def _decoded(content: bytes, kind: type[_Kind]) -> tuple[_Kind, Weights]:
@@ -296,16 +268,11 @@ def _decoded(content: bytes, kind: type[_Kind]) -> tuple[_Kind, Weights]:
         end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
         text = str(json.loads(content[_LENGTH_BYTES:end])["__metadata__"][_KEY])
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise refusal(
-            RefusalCode.MALFORMED, f"the body is not a safetensors file with the metadata {_KEY!r}; use VaultClient"
-        ) from None
+        told = f"the body is not a safetensors file with the metadata {_KEY!r}; use VaultClient"
+        raise refusal(RefusalCode.MALFORMED, told) from None
     try:
         return kind.model_validate_json(text), weights
     except ValidationError as error:
-        raise refusal(RefusalCode.MALFORMED, _explained(error)) from None
-
-
-def _explained(error: ValidationError) -> str:
-    keyed = [(".".join(map(str, problem["loc"])) or "the message", problem["msg"]) for problem in error.errors()[:3]]
-    problems = [f"{key[:60]}: {text}" for key, text in keyed]
-    return "; ".join(problems)[:_LONGEST_PROBLEM]
+        problems = [(".".join(map(str, p["loc"])) or "the message", p["msg"]) for p in error.errors()[:3]]
+        told = "; ".join(f"{key[:60]}: {text}" for key, text in problems)
+        raise refusal(RefusalCode.MALFORMED, told[:200]) from None

@@ -139,6 +139,10 @@ class Policy(_Section):
         """The anchor with all links resolved: replacing a link would write to the disk of the link."""
         return None if self.anchor is None else Path(self.anchor).resolve()
 
+    def heads(self, own: Path) -> tuple[Path, ...]:
+        """Return the files that follow the ledger: the vault's `own` head, and the anchor if there is one."""
+        return (own,) if self.anchor_file is None else (own, self.anchor_file)
+
     def pinned(self) -> dict[str, Any]:
         """Return the sections that may not change once the ledger has begun."""
         return self.model_dump(include=set(PINNED))
@@ -188,17 +192,16 @@ def _explained(problem: Any, values: dict[str, Any], called: Callable[[str], str
 
 def check_plan(request: RoundRequest, policy: Policy) -> None:
     """Refuse a request that the policy does not allow, whatever its number of steps."""
-    terms, limits = policy.terms, policy.limits
+    terms = policy.terms
     if request.release != terms.release:
         _refuse(f"this vault adds noise to the {terms.release}, and the request asks for it on the {request.release}")
     if not _LEAST_RATE <= request.sample_rate <= terms.sample_rate:
         _refuse(f"sample_rate={request.sample_rate:g} must be at most {terms.sample_rate:g}, and at least 1e-9")
     if not terms.min_noise_multiplier <= request.noise_multiplier <= 1e6:  # noqa: PLR2004 - as in the accounting
         _refuse(f"noise_multiplier={request.noise_multiplier:g} must be at least {terms.min_noise_multiplier:g}")
-    if not limits.min_clip_norm <= request.clip_norm <= limits.max_clip_norm:
-        _refuse(
-            f"clip_norm={request.clip_norm:g} must be between {limits.min_clip_norm:g} and {limits.max_clip_norm:g}"
-        )
+    low, high = policy.limits.min_clip_norm, policy.limits.max_clip_norm
+    if not low <= request.clip_norm <= high:
+        _refuse(f"clip_norm={request.clip_norm:g} must be between {low:g} and {high:g}")
     if "raw" in request.signals and UNACCOUNTED_SIGNALS not in policy.unsafe:
         _refuse(
             "the request asks for signals without noise. No epsilon covers them, and the owner has not allowed them by "
@@ -212,10 +215,8 @@ def granted_steps(request: RoundRequest, policy: Policy, affordable: int) -> int
         raise refusal(RefusalCode.BUDGET, "the privacy budget of this data set is spent at this sample rate and noise")
     by_steps = policy.terms.release == "step"
     most = min(policy.limits.max_steps_per_round, affordable) if by_steps else policy.limits.max_steps_per_round
-    if request.steps <= most:
-        return request.steps
-    if policy.limits.on_excess == "cut":
-        return most
+    if request.steps <= most or policy.limits.on_excess == "cut":
+        return min(request.steps, most)
     if most < policy.limits.max_steps_per_round:
         raise refusal(RefusalCode.BUDGET, f"steps={request.steps}: the privacy budget pays for {most}")
     raise refusal(RefusalCode.POLICY, f"steps={request.steps} must be at most {most} a round")

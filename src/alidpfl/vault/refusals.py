@@ -29,15 +29,11 @@ class RefusalCode(StrEnum):
     FAILED = "failed"
 
 
-class VaultError(AliDpflError):
-    """Base class of the errors between a caller and a vault."""
-
-
-class VaultUnreachableError(VaultError):
+class VaultUnreachableError(AliDpflError):
     """No vault answered in time. The round may have been charged: send the same bytes again."""
 
 
-class VaultRefusedError(VaultError):
+class VaultRefusedError(AliDpflError):
     """The vault refused the request; `code` is the reason."""
 
     def __init__(self, code: RefusalCode, message: str) -> None:
@@ -65,31 +61,17 @@ class VaultTroubleError(VaultRefusedError):
     """The disk, the ledger or the training failed. The owner has to repair it."""
 
 
-_REFUSALS: dict[RefusalCode, tuple[int, type[VaultRefusedError]]] = {
-    RefusalCode.MALFORMED: (400, PlanRefusedError),
-    RefusalCode.TOO_LARGE: (413, PlanRefusedError),
-    RefusalCode.MODEL: (422, PlanRefusedError),
-    RefusalCode.WEIGHTS: (422, PlanRefusedError),
-    RefusalCode.POLICY: (403, PlanRefusedError),
-    RefusalCode.BUDGET: (403, BudgetSpentError),
-    RefusalCode.CHANGED_REPLAY: (409, ReplayRefusedError),
-    RefusalCode.ROUND_ORDER: (409, ReplayRefusedError),
-    RefusalCode.PRUNED: (410, ReplayRefusedError),
-    RefusalCode.LOST: (410, ReplayRefusedError),
-    RefusalCode.BUSY: (503, VaultBusyError),
-    RefusalCode.DISK: (507, VaultTroubleError),
-    RefusalCode.LEDGER: (500, VaultTroubleError),
-    RefusalCode.FAILED: (500, VaultTroubleError),
+_STATUS_BY_KIND: dict[type[VaultRefusedError], dict[str, int]] = {
+    PlanRefusedError: {"malformed": 400, "too-large": 413, "model": 422, "weights": 422, "policy": 403},
+    BudgetSpentError: {"budget": 403},
+    ReplayRefusedError: {"changed-replay": 409, "round-order": 409, "pruned": 410, "lost": 410},
+    VaultBusyError: {"busy": 503},
+    VaultTroubleError: {"disk": 507, "ledger": 500, "failed": 500},
 }
-
-
-HTTP_STATUS = {code: status for code, (status, _) in _REFUSALS.items()}
+_KINDS = {RefusalCode(code): kind for kind, codes in _STATUS_BY_KIND.items() for code in codes}
+HTTP_STATUS = {RefusalCode(code): number for codes in _STATUS_BY_KIND.values() for code, number in codes.items()}
 
 
 def refusal(code: RefusalCode, message: str) -> VaultRefusedError:
-    """Return the error for a code. Its text is cut, because it may quote what a hostile caller sent.
-
-    >>> type(refusal(RefusalCode.BUDGET, "nothing left")).__name__
-    'BudgetSpentError'
-    """
-    return _REFUSALS[code][1](code, message[:_LONGEST_TEXT])
+    """Return the error for a code. Its text is cut, because it may quote what a hostile caller sent."""
+    return _KINDS[code](code, message[:_LONGEST_TEXT])

@@ -1,15 +1,7 @@
 """A round of the vault: check the request, charge it in the ledger, train, store the answer, send it.
 
-The order of these steps protects the budget:
-
-1. Look the round up. A round that was asked for before is never trained again.
-2. Check the request against the owner's policy and the budget.
-3. Reserve room on the disk for the answer.
-4. Write RESERVED to the ledger and sync it. From here on the round is spent.
-5. Draw batches and noise, and train.
-6. Store the answer, write RELEASED, send the answer.
-
-The process may be killed at any moment. The ledger then records at least what was drawn:
+The order of these steps protects the budget (docs/how-to/vault.md). A round that was asked for before is never trained
+again. The process may be killed at any moment, and the ledger then records at least what was drawn:
 
 - Before RESERVED is on the disk, nothing was drawn.
 - After that, the round is spent for ever. If it is asked for again, the vault sends the stored answer, if that is
@@ -55,17 +47,15 @@ class Trainer(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class Vault:
-    """Serves the rounds of one data set, one at a time."""
+    """Serves the rounds of one data set, one at a time. The caller holds the ledger's lock."""
 
     policy: Policy
     enrolment: Enrolment
     ledger: Ledger
-    """The open ledger. The caller holds its lock."""
     answers: AnswerStore
     refusals: RefusalLog
     trainer: Trainer
     clock: Callable[[], float] = time.time
-    """Returns seconds since 1970, for the ledger's lines."""
     _turn: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
@@ -86,14 +76,11 @@ class Vault:
         request, weights = messages.decode_request(content)
         messages.check_weights(weights, self.enrolment.shapes)
         digest = messages.request_digest(request, weights)
-        known = self.ledger.book.find(request.run, request.round)
-        if known is not None:
+        if (known := self.ledger.book.find(request.run, request.round)) is not None:
             return self._stored(known, digest)
         if request.round <= (last := self.ledger.book.last_round(request.run)):
-            raise refusal(
-                RefusalCode.ROUND_ORDER,
-                f"round={request.round} must be above {last}, the last round of this run that was served",
-            )
+            told = f"round={request.round} must be above {last}, the last round of this run that was served"
+            raise refusal(RefusalCode.ROUND_ORDER, told)
         check_plan(request, self.policy)
         rate = charged_rate(self.policy, request.sample_rate)
         affordable = self.ledger.book.account.affordable(rate, request.noise_multiplier)
@@ -102,7 +89,20 @@ class Vault:
         self.answers.take_room(4 * self.enrolment.num_params + _ANSWER_OVERHEAD)
         number = self.ledger.reserve(self._reservation(request, steps, digest, rate))
         update = _withheld(job, messages.flat(weights, self.enrolment.shapes), request.plan(steps))
-        return self._released(number, self._encoded(request, steps, digest, update, rate))
+        content = messages.encode_update(
+            update,
+            request,
+            digest=digest,
+            steps=steps,
+            steps_left=self.ledger.book.account.affordable(rate, request.noise_multiplier),
+            num_records=self.enrolment.num_records,
+            unsafe=unsafe_uses(request, self.policy),
+            shapes=self.enrolment.shapes,
+        )
+        self.answers.store(number, content)
+        self._note_release(number, content)
+        self.answers.prune(self.policy.service.keep_answers)
+        return content
 
     def _ready(self, request: RoundRequest) -> Job:
         try:
@@ -110,10 +110,8 @@ class Vault:
         except (ConfigError, UnsupportedModelError) as error:  # no record was read, and nothing is charged
             raise refusal(RefusalCode.POLICY, str(error)) from None
         except DataError:  # its text may quote torch, and we cannot vouch for that
-            raise refusal(
-                RefusalCode.FAILED,
-                "the trial of the model on made-up samples failed; nothing was charged. The owner must repair it",
-            ) from None
+            told = "the trial of the model on made-up samples failed; nothing was charged. The owner must repair it"
+            raise refusal(RefusalCode.FAILED, told) from None
 
     def _reservation(self, request: RoundRequest, steps: int, digest: str, rate: float) -> Reservation:
         return Reservation(
@@ -129,24 +127,6 @@ class Vault:
             request=digest,
             unsafe=unsafe_uses(request, self.policy),
         )
-
-    def _encoded(self, request: RoundRequest, steps: int, digest: str, update: ClientUpdate, rate: float) -> bytes:
-        return messages.encode_update(
-            update,
-            request,
-            digest=digest,
-            steps=steps,
-            steps_left=self.ledger.book.account.affordable(rate, request.noise_multiplier),
-            num_records=self.enrolment.num_records,
-            unsafe=unsafe_uses(request, self.policy),
-            shapes=self.enrolment.shapes,
-        )
-
-    def _released(self, number: int, content: bytes) -> bytes:
-        self.answers.store(number, content)
-        self._note_release(number, content)
-        self.answers.prune(self.policy.service.keep_answers)
-        return content
 
     def _note_release(self, number: int, content: bytes) -> None:
         try:
@@ -169,21 +149,18 @@ class Vault:
             )
         content, expected = self.answers.load(number), book.answers.get(number)
         if expected is None:  # the vault was killed before it wrote RELEASED
-            return self._released_late(number, digest, content)
+            if content is None or not _answers_to(content, digest):
+                raise refusal(
+                    RefusalCode.LOST,
+                    "this round was charged, and the vault stopped before its answer was stored. It is not trained "
+                    "again under the same charge: ask for the next round",
+                )
+            self._note_release(number, content)
+            return content
         if content is None:
             raise refusal(RefusalCode.PRUNED, "the answer to this round was sent and is no longer kept")
         if hashlib.sha256(content).hexdigest() != expected:
             raise refusal(RefusalCode.PRUNED, "the answer to this round was sent, and its copy is damaged")
-        return content
-
-    def _released_late(self, number: int, digest: str, content: bytes | None) -> bytes:
-        if content is None or not _answers_to(content, digest):
-            raise refusal(
-                RefusalCode.LOST,
-                "this round was charged, and the vault stopped before its answer was stored. It is not trained again "
-                "under the same charge: ask for the next round",
-            )
-        self._note_release(number, content)
         return content
 
 
@@ -200,7 +177,5 @@ def _withheld(job: Job, weights: NDArray[np.float32], plan: ClientPlan) -> Clien
         return job(weights, plan)
     except Exception as error:
         _LOG.error("training failed with %s", type(error).__name__)  # only the owner sees it; it quotes no record
-        raise refusal(
-            RefusalCode.FAILED,
-            "training failed; the details may depend on records and are withheld. The round stays charged",
-        ) from None
+        told = "training failed; the details may depend on records and are withheld. The round stays charged"
+        raise refusal(RefusalCode.FAILED, told) from None

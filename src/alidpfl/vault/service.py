@@ -8,11 +8,12 @@ import resource
 import signal
 import socket
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -37,6 +38,7 @@ _SECONDS_TO_FINISH = 30
 _LONGEST_PATH = 107  # bytes that the system accepts for a socket
 _BACKLOG = 64
 _OWNER_ONLY, _OWNER_AND_GROUP = 0o600, 0o660
+_PUBLIC = {"vault", "alidpfl", "num_records", "num_classes", "input_shape", "parameters"}  # of an enrolment
 _LOG = logging.getLogger(__name__)
 
 
@@ -44,12 +46,7 @@ def public_info(enrolment: Enrolment, policy: Policy) -> dict[str, Any]:
     """Return what a server needs to plan: sizes, shapes and limits, but not the source or the hash of the records."""
     return {
         "format": "alidpfl-vault-info-1",
-        "vault": enrolment.vault,
-        "alidpfl": enrolment.alidpfl,
-        "num_records": enrolment.num_records,
-        "num_classes": enrolment.num_classes,
-        "input_shape": enrolment.input_shape,
-        "parameters": [[name, shape] for name, shape in enrolment.parameters],
+        **enrolment.model_dump(include=_PUBLIC),
         **policy.pinned(),
         "limits": policy.limits.model_dump(),
         "unsafe": list(policy.unsafe),
@@ -60,7 +57,6 @@ class _Impatient(H11Protocol):
     """Closes connections without a request. Otherwise idle callers could take them all and block the vault."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time limit of a new connection."""
         super().connection_made(transport)
         self.loop.call_later(_SECONDS_TO_SEND, self._close_if_silent)
 
@@ -107,9 +103,8 @@ class Service:
             async with asyncio.timeout(self._vault.policy.service.max_wait_seconds):
                 await self._turn.acquire()
         except TimeoutError:
-            raise self._refused(
-                RefusalCode.BUSY, "another round is being trained; nothing was charged, ask again"
-            ) from None
+            busy = "another round is being trained; nothing was charged, ask again"
+            raise self._refused(RefusalCode.BUSY, busy) from None
         done = asyncio.get_running_loop().run_in_executor(self._thread, self._vault.answer, content)
         # The turn ends with the work and not with the caller: a caller that hangs up must not let a second round begin.
         done.add_done_callback(lambda _: self._turn.release())
@@ -117,8 +112,7 @@ class Service:
 
     async def _body(self, request: Request) -> bytes:
         """Read the request's body. Its size and the waiting time are bounded."""
-        most = self._vault.most_bytes
-        content = bytearray()
+        most, content = self._vault.most_bytes, bytearray()
         try:
             async with asyncio.timeout(_SECONDS_TO_SEND):
                 async for piece in request.stream():
@@ -144,7 +138,7 @@ def serve(
     known_head: str | None = None,
     on_ready: Callable[[Vault, Path], None],
 ) -> None:
-    """Verify the ledger, load the data, and serve until SIGTERM or Ctrl-C.
+    """Verify the ledger, load the data, and serve until SIGTERM or Ctrl-C. Raise AliDpflError if they do not fit.
 
     Args:
         path: the vault's folder.
@@ -152,16 +146,24 @@ def serve(
         group: a group that may connect too.
         known_head: a head that the owner noted; a ledger without it is refused.
         on_ready: called with the vault and the socket's path once the vault listens.
-
-    Raises:
-        AliDpflError: the folder, the policy, the ledger or the records do not fit together.
     """
     folder = VaultFolder(path=path)
     where = path / SOCKET if socket_path is None else socket_path
     policy = folder.policy()
     with folder.lock(policy):
-        vault = open_vault(folder, policy, known_head)
-        _keep_to_itself()
+        enrolment, ledger = folder.open(policy, known_head)
+        keep_heap()
+        vault = Vault(
+            policy=policy,
+            enrolment=enrolment,
+            ledger=ledger,
+            answers=AnswerStore(path / ANSWERS),
+            refusals=folder.refusals(),
+            trainer=load_trainer(enrolment, policy),
+        )
+        os.umask(0o077)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold records and the noise's key
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the socket is removed on the way out
         with closing(vault.ledger), listening(where, group) as server:
             service = Service(vault)
             on_ready(vault, where)
@@ -169,20 +171,6 @@ def serve(
                 uvicorn.Server(_settings(service.app)).run(sockets=[server])
             finally:
                 service.stop()
-
-
-def open_vault(folder: VaultFolder, policy: Policy, known_head: str | None = None) -> Vault:
-    """Return the vault of a folder, with its data loaded. The caller holds the folder's lock."""
-    enrolment, ledger = folder.open(policy, known_head)
-    keep_heap()
-    return Vault(
-        policy=policy,
-        enrolment=enrolment,
-        ledger=ledger,
-        answers=AnswerStore(folder.path / ANSWERS),
-        refusals=folder.refusals(),
-        trainer=load_trainer(enrolment, policy),
-    )
 
 
 def _settings(app: Starlette) -> uvicorn.Config:
@@ -200,22 +188,15 @@ def _settings(app: Starlette) -> uvicorn.Config:
     )
 
 
-def _keep_to_itself() -> None:
-    os.umask(0o077)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold records and the noise's key
-    signal.signal(signal.SIGTERM, _stop)
-
-
-def _stop(number: int, frame: object) -> NoReturn:
-    raise SystemExit(0)  # so that the socket is removed on the way out
-
-
 @contextmanager
 def listening(path: Path, group: str | None = None) -> Iterator[socket.socket]:
     """Listen on a socket at `path` and remove it at the end. Its mode is 0600, or 0660 if a group is given."""
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise ConfigError(f"--socket {path} must not be longer than {_LONGEST_PATH} bytes; give a shorter path")
-    number = -1 if group is None else _group_number(group)
+    try:
+        number = -1 if group is None else grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ConfigError(f"--group {group}: there is no such group on this machine") from None
     _remove_stale(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         before = os.umask(0o777 - _OWNER_ONLY)  # so that it is never open to others
@@ -234,13 +215,6 @@ def listening(path: Path, group: str | None = None) -> Iterator[socket.socket]:
         finally:
             with suppress(OSError):
                 path.unlink()
-
-
-def _group_number(group: str) -> int:
-    try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError:
-        raise ConfigError(f"--group {group}: there is no such group on this machine") from None
 
 
 def _remove_stale(path: Path) -> None:

@@ -29,20 +29,19 @@ _LOSSES_KEPT = 2  # each keeps a copy of the model
 
 
 class RecordTrainer:
-    """Trains on the owner's records."""
+    """Trains on the owner's records.
+
+    Args:
+        model: the enrolled model; it is copied for every loss.
+        inputs: the records' inputs.
+        targets: the records' labels.
+        seed: seed of the noise, to compare with a simulation. None draws fresh entropy for every round.
+        noise: kind of the noise.
+    """
 
     def __init__(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, *, seed: int | None, noise: NoiseKind = "gaussian"
     ) -> None:
-        """Keep the model and the records.
-
-        Args:
-            model: the enrolled model; it is copied for every loss.
-            inputs: the records' inputs.
-            targets: the records' labels.
-            seed: seed of the noise, to compare with a simulation. None draws fresh entropy for every round.
-            noise: kind of the noise.
-        """
         self._model, self._seed, self._noise = model, seed, noise
         self._data = ClientData(inputs=inputs, targets=targets, rows=torch.arange(len(targets)))
         self._trainers: OrderedDict[str, LocalTrainer] = OrderedDict()
@@ -57,9 +56,8 @@ class RecordTrainer:
             check_grid(request.release, request.noise_multiplier, num_params(trained(self._model)))
         key = "plain" if request.method != "pe_dpfl" else str(sorted(options.items()))
         if key not in self._trainers:
-            trainer = LocalTrainer(
-                method.objective(copy.deepcopy(self._model).train(), cross_entropy), noise=self._noise
-            )
+            objective = method.objective(copy.deepcopy(self._model).train(), cross_entropy)
+            trainer = LocalTrainer(objective, noise=self._noise)
             trainer.rehearse(self._data)
             self._trainers[key] = trainer
         self._trainers.move_to_end(key)
@@ -68,12 +66,9 @@ class RecordTrainer:
         return partial(self._trained, self._trainers[key])
 
     def _trained(self, trainer: LocalTrainer, weights: NDArray[np.float32], plan: ClientPlan) -> ClientUpdate:
-        return trainer.train(torch.from_numpy(weights), self._data, plan, self._random(plan))
-
-    def _random(self, plan: ClientPlan) -> RandomStream:
-        if self._seed is None:
-            return RandomStream.secure()
-        return RandomStream.seeded(self._seed, plan.round, plan.client)  # the keys of a simulation
+        seed = self._seed  # if there is one, the noise has the keys of a simulation
+        random = RandomStream.secure() if seed is None else RandomStream.seeded(seed, plan.round, plan.client)
+        return trainer.train(torch.from_numpy(weights), self._data, plan, random)
 
 
 def load_trainer(enrolment: Enrolment, policy: Policy) -> RecordTrainer:

@@ -21,7 +21,7 @@ _OURS = "alidpfl: "
 def run_demo(
     folder: Path, *, nodes: int, rounds: int, insecure: bool, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Train for a few rounds, and end all processes.
+    """Train for a few rounds, end all processes, and return what `alidpfl vault status` says of every vault.
 
     Args:
         folder: gets logs, keys and vaults.
@@ -29,9 +29,6 @@ def run_demo(
         rounds: number of rounds.
         insecure: use no TLS and no node keys.
         say: shows a line to the user.
-
-    Returns:
-        The status of every node's vault, like `alidpfl vault status`.
 
     Raises:
         ConfigError: Flower is not installed. Nothing is enrolled then.

@@ -4,6 +4,7 @@ import datetime
 import ipaddress
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography import x509
@@ -90,10 +91,8 @@ def _certificate(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivat
 
 
 def _alternative(host: str) -> x509.GeneralName:
-    try:
+    with suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
     try:
         return x509.DNSName(host)
     except (TypeError, ValueError):
@@ -108,6 +107,6 @@ def _written(path: Path, content: bytes) -> Path:
     is_public = path.suffix in {".crt", ".pem", ".pub"}
     with disk_errors("write", path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PUBLIC if is_public else _PRIVATE)
-        with os.fdopen(descriptor, "wb") as file:
+        with open(descriptor, "wb") as file:
             file.write(content)
     return path

@@ -36,17 +36,16 @@ class LoopbackError(AliDpflError):
 
 
 class Loopback:
-    """Starts processes. A context manager: leaving it ends every process that it started."""
+    """Starts processes. A context manager: leaving it ends every process that it started.
+
+    Args:
+        folder: gets keys, logs and Flower's own state.
+        nodes: number of nodes that get a key.
+        insecure: use no TLS and no node keys.
+        simulation: start Flower's simulator in the SuperLink.
+    """
 
     def __init__(self, folder: Path, *, nodes: int = 3, insecure: bool = False, simulation: bool = False) -> None:
-        """Choose a port and paths; nothing is started yet.
-
-        Args:
-            folder: gets keys, logs and Flower's own state.
-            nodes: number of nodes that get a key.
-            insecure: use no TLS and no node keys.
-            simulation: start Flower's simulator in the SuperLink.
-        """
         self.folder, self.nodes = folder.absolute(), nodes
         self._insecure, self._simulation = insecure or simulation, simulation
         self._processes: dict[str, subprocess.Popen[bytes]] = {}

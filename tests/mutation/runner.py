@@ -1,4 +1,4 @@
-"""Breaks a copy of the code and runs the tests that must notice; the bugs themselves are in mutants.py."""
+"""Run tests against copies of the code, each with one bug in it."""
 
 import hashlib
 import json
@@ -10,32 +10,23 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-_KILLERS = "reproduction/results/killers.json"
+from tests.mutation.catalogue import FOLDER, ROOT, Mutant
+
+_KILLERS = FOLDER / "killers.json"
 _COPIED = (
     *("src", "tests", "docs", "benchmarks", "reproduction"),
     *("setup.py", "pyproject.toml", "README.md", "LICENSE"),
 )
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """In `file`, the text `old`, which stands there once, becomes `new`; one of `tests` must fail."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: str
+_NO_PROGRAM = re.compile(r"^E +((?:Name|UnboundLocal|Import|Syntax)Error.*)$", re.MULTILINE)
+_FAILED = re.compile(r"^FAILED (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 class Progress:
-    """What was found before in the same code and tests, so that a run of hours can be stopped and continued.
+    """Results for the present code and tests, so that a run of hours can be stopped and continued.
 
-    A line of the file counts only while nothing has changed since: it begins with a hash of all that is copied.
+    Every line of the file starts with a hash of all that is copied. Lines of other code are ignored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +34,7 @@ class Progress:
         lines = path.read_text().splitlines() if path.exists() else []
         entries = [entry for entry in map(json.loads, lines) if entry["tree"] == self._tree]
         self.green = {entry["green"] for entry in entries if "green" in entry}
-        """Test files that pass without any mutant."""
+        """Tests that pass without a mutant."""
         self.killed = {entry["mutant"]: entry["test"] for entry in entries if "mutant" in entry}
         """The test that failed on each mutant."""
 
@@ -58,8 +49,8 @@ class Progress:
             file.write(json.dumps({"tree": self._tree, **entry}) + "\n")
 
 
-def chosen(mutants: Iterable[Mutant], only: str, since: str | None) -> list[Mutant]:
-    """Those with `only` in their name or in the path of their file, and of these such whose file or tests changed."""
+def choose(mutants: Iterable[Mutant], only: str, since: str | None) -> list[Mutant]:
+    """Return the mutants with `only` in their name or file, and with files that changed since a commit."""
     changed = None if since is None else _changed_files(since)
     return [
         mutant
@@ -70,35 +61,29 @@ def chosen(mutants: Iterable[Mutant], only: str, since: str | None) -> list[Muta
 
 
 def known_killers() -> dict[str, str]:
-    """By mutant the test that killed it last, which is tried first: seconds in place of a whole file of tests."""
-    path = ROOT / _KILLERS
-    return json.loads(path.read_text()) if path.exists() else {}
+    """Return the test that killed each mutant last. It is tried first: seconds instead of a whole file of tests."""
+    return json.loads(_KILLERS.read_text()) if _KILLERS.exists() else {}
 
 
-def keep_killer(mutant: Mutant, test: str) -> None:
-    """For the next time."""
-    kept = dict(sorted({**known_killers(), mutant.name: test}.items()))
-    (ROOT / _KILLERS).parent.mkdir(exist_ok=True)
-    (ROOT / _KILLERS).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+def keep_killers(killers: dict[str, str]) -> None:
+    """Write the killers for the next run."""
+    _KILLERS.write_text(json.dumps(dict(sorted(killers.items())), indent=1, ensure_ascii=False) + "\n")
 
 
-def forget_killers_that_are_gone(mutants: Iterable[Mutant]) -> None:
-    """Tests that were renamed since: then a mutant's whole tests are run again."""
+def forget_missing_killers(mutants: Iterable[Mutant]) -> None:
+    """Forget killers that no test has the name of any more."""
     known = known_killers()
-    named = {name: known[name] for name in (mutant.name for mutant in mutants) if name in known}
+    named = {mutant.name: known[mutant.name] for mutant in mutants if mutant.name in known}
     if not named:
         return
-    files = sorted({test.partition("::")[0] for test in named.values()})
+    files = sorted({test.partition("::")[0] for test in named.values()} & {str(p) for p in _test_files()})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
-    gone = {name for name, test in named.items() if test not in found}
-    if gone:
-        kept = {name: test for name, test in known.items() if name not in gone}
-        (ROOT / _KILLERS).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    found = set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines())
+    keep_killers({name: test for name, test in known.items() if name not in named or test in found})
 
 
 def check_baseline(mutants: Iterable[Mutant], progress: Progress | None = None) -> None:
-    """Without a mutant every test must pass: one that is red anyway, \"killed\" by it, would prove nothing."""
+    """Run the tests without a mutant. A test that is red anyway would prove nothing."""
     green, killed_by = progress.green if progress else set(), known_killers()
     mutants = [mutant for mutant in mutants if not (progress and mutant.name in progress.killed)]
     known = {killed_by[mutant.name] for mutant in mutants if mutant.name in killed_by}
@@ -108,17 +93,18 @@ def check_baseline(mutants: Iterable[Mutant], progress: Progress | None = None) 
         for tests in [sorted(known - green), *([test] for test in sorted(others - green))]:
             done = _pytest(Path(folder), tests) if tests else None
             if done is not None and done.returncode != 0:
-                said = f"{done.stdout[-3000:]}{done.stderr[-2000:]}"
-                sys.exit(f"the tests fail without any mutant; mend them first:\n{said}")
+                sys.exit(
+                    f"the tests fail without a mutant; mend them first:\n{done.stdout[-3000:]}{done.stderr[-2000:]}"
+                )
             for test in tests if progress else ():
                 progress.note_green(test)
 
 
-def killers(mutants: Iterable[Mutant], jobs: int) -> Iterator[tuple[Mutant, str | None]]:
-    """Each mutant with its killer, in the order in which they are found."""
+def find_killers(mutants: Iterable[Mutant], jobs: int) -> Iterator[tuple[Mutant, str | None]]:
+    """Yield each mutant with its killer, or None if it survived, as they are found."""
     killed_by = known_killers()
     with ThreadPoolExecutor(jobs) as pool:
-        running = {pool.submit(killer, mutant, killed_by.get(mutant.name)): mutant for mutant in mutants}
+        running = {pool.submit(find_killer, mutant, killed_by.get(mutant.name)): mutant for mutant in mutants}
         try:
             for done in as_completed(running):
                 yield running[done], done.result()
@@ -126,17 +112,16 @@ def killers(mutants: Iterable[Mutant], jobs: int) -> Iterator[tuple[Mutant, str 
             pool.shutdown(cancel_futures=True)
 
 
-def killer(mutant: Mutant, known: str | None = None) -> str | None:
-    """The first test that fails on the mutant, or None if it survives; the one that is known to is tried first."""
+def find_killer(mutant: Mutant, known: str | None = None) -> str | None:
+    """Return the first test that fails on the mutant, or None if it survives. The known killer is tried first."""
     with tempfile.TemporaryDirectory() as folder:
         _copy(Path(folder))
         _mutate(mutant, Path(folder))
         for tests in [*([[known]] if known else []), mutant.tests.split()]:
             done = _pytest(Path(folder), tests, "-x")
-            if broken := re.search(r"^E +((?:Name|UnboundLocal|Import|Syntax)Error.*)$", done.stdout, re.MULTILINE):
+            if broken := _NO_PROGRAM.search(done.stdout):
                 sys.exit(f"mutant {mutant.name!r} is no program that runs ({broken[1]}): mend the mutant")
-            # An ERROR is no test that noticed anything.
-            if found := re.search(r"^FAILED (.+?)(?: - .*)?$", done.stdout, re.MULTILINE):
+            if found := _FAILED.search(done.stdout):  # an ERROR is no test that noticed anything
                 return found[1]
     if done.returncode != 0:
         sys.exit(f"mutant {mutant.name!r}: the tests could not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -154,12 +139,7 @@ def _copy(target: Path) -> None:
 
 def _mutate(mutant: Mutant, target: Path) -> None:
     path = target / mutant.file
-    text = path.read_text()
-    if text.count(mutant.old) != 1:
-        sys.exit(
-            f"mutant {mutant.name!r}: its text stands {text.count(mutant.old)} times in {mutant.file}; mend the mutant"
-        )
-    path.write_text(text.replace(mutant.old, mutant.new))
+    path.write_text(mutant.applied(path.read_text()))
     if path.suffix == ".h":
         build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
         subprocess.run(build, cwd=target, check=True, capture_output=True)
@@ -173,13 +153,17 @@ def _pytest(folder: Path, tests: Iterable[str], *options: str) -> subprocess.Com
     )
 
 
+def _test_files() -> Iterator[Path]:
+    return (path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py"))
+
+
 def _tree_hash() -> str:
-    """Of every file that a mutant or its tests could meet."""
+    """Return a hash of every file that a mutant or its tests could meet, but for the killers."""
     found = hashlib.sha256()
     for name in _COPIED:
         top = ROOT / name
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and "__pycache__" not in path.parts and path != _KILLERS:
                 found.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return found.hexdigest()
 

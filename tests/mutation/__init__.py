@@ -1,0 +1,1 @@
+"""Mutants: deliberate bugs, each of which must turn a test red. Run them with `make mutants`."""
