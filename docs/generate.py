@@ -177,7 +177,8 @@ def _paper() -> str:
     paper, ours = _headline()["mnist"]
     return (
         f"At ε = 2 our best settings reach {ours:.2f} % on MNIST. The paper prints {paper:.2f} %, which its own\n"
-        f"model and method do not reach when we run them ({entry.mean:.2f} %): [all results](docs/explanation/results.md)."
+        f"model and method do not reach when we run them ({entry.mean:.2f} %):\n"
+        "[all results](docs/explanation/results.md)."
     )
 
 
