@@ -4,14 +4,24 @@ import json
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import torch
 
 from alidpfl import registry
 from alidpfl.config import load_config
+from alidpfl.data import from_clients
 from alidpfl.errors import ConfigError
+from alidpfl.flower.simulated_node import SimulatedNode
+from alidpfl.methods import FedAvgDp
 from alidpfl.registry import ACCOUNTANTS, DATASETS, LOSSES, METHODS, MODELS, POLICIES, Registry
+from alidpfl.reporting import RunSnapshot
+from alidpfl.reporting.report_page import report_page
+from alidpfl.runs import execute
+from alidpfl.runs.prepare import prepare
 
 REGISTRIES = [POLICIES, METHODS, MODELS, LOSSES, ACCOUNTANTS, DATASETS]
 
@@ -138,14 +148,18 @@ def test_parts_of_another_package_run_from_a_configuration(installed, tmp_path):
     assert (kept["data"]["name"], kept["data"]["partition"]) == ("two_blobs", "natural")
     assert (kept["method"]["name"], kept["method"]["policy"]) == ("half_clip", "one_then_two")
     assert kept["data"]["loader_options"] == {"shift": 4.0}
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["accuracy"] > 70
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["accuracy"] > 70
+    assert [reason for reason in summary["uncovered"] if "classes" in reason]  # counted in private labels
+    assert summary["covers_everything"] is False
 
 
 def test_records_of_another_package_count_as_private(installed, tmp_path):
     (tmp_path / "run.toml").write_text(CONFIG)
     done = _alidpfl(installed, tmp_path, "run", "run.toml", "--out", "out", "--set", "data.validation=0.1")
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["covers_everything"] is False
+    uncovered = json.loads((tmp_path / "out" / "summary.json").read_text())["uncovered"]
+    assert [reason for reason in uncovered if "data.validation" in reason]
     done = _alidpfl(installed, tmp_path, "run", "run.toml", "--out", "other", "--set", "data.partition=iid")
     assert done.returncode == 2
     assert "partition='iid'" in done.stderr
@@ -167,6 +181,66 @@ def test_a_mistake_names_the_other_packages_part(installed, tmp_path, change, na
     assert done.returncode == 2
     assert named in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Talkative(FedAvgDp):
+    signals: ClassVar = frozenset({"raw"})
+
+
+def _own_data(*, held_out: bool = False, num_classes: int | None = 2, **_):
+    records = (torch.randn(40, 4), torch.arange(40) % 2)
+    made = from_clients([records, records], test=records, name="mine", num_classes=num_classes)
+    return replace(made, test_is_held_out=held_out)
+
+
+_own_data.natural_clients = True
+
+
+@pytest.fixture
+def own_parts(monkeypatch):
+    """A data set and a method that are registered in this process only."""
+    monkeypatch.setitem(DATASETS._loaded, "mine", _own_data)
+    monkeypatch.setitem(METHODS._loaded, "talkative", _Talkative)
+
+
+def _prepared(*changes: str):
+    settings = ["data.name=mine", "model.name=linear", "privacy.accountant=rdp", "run.processes=1", *changes]
+    return prepare(load_config(overrides=settings))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (["data.loader_options={held_out = true}"], "accuracy and loss"),
+        (["data.loader_options={num_classes = 0}"], None),
+        (["method.name=talkative", 'privacy.unsafe=["unaccounted-signals"]'], "un-noised signals"),
+    ],
+)
+def test_what_no_epsilon_covers_is_named_for_own_parts(own_parts, changes, reason):
+    if reason is None:
+        assert _prepared().uncovered == ()
+        assert _prepared().federation.covers_everything
+        return
+    found = _prepared(*changes)
+    assert [text for text in found.uncovered if text.startswith(reason)]
+    assert not found.federation.covers_everything
+
+
+def test_whoever_submits_a_run_cannot_have_a_node_train_on_private_data_without_a_vault(own_parts):
+    config = load_config(overrides=["data.name=mine", "model.name=linear"])
+    with pytest.raises(ConfigError, match=r"data\.name='mine'"):
+        SimulatedNode(config, 0)
+
+
+def test_options_of_a_loader_stay_out_of_pages(tmp_path, own_parts):
+    config = load_config(
+        overrides=["data.name=mine", "model.name=linear", "max_rounds=1", "data.loader_options={key = 'secret-7'}"]
+    )
+    execute(config, tmp_path / "run")
+    page = report_page([RunSnapshot.load(tmp_path / "run")], [], [])
+    assert "mine" in page
+    assert "secret-7" not in page
 
 
 @pytest.mark.parametrize("parts", REGISTRIES, ids=lambda parts: parts.concept)
@@ -198,12 +272,14 @@ def test_a_part_can_be_added_in_a_process_once(monkeypatch):
 
 
 def test_a_part_that_ships_cannot_be_replaced_by_another_package(monkeypatch):
-    found = registry.EntryPoint(name="fixed", value="os:getcwd", group="alidpfl.policies")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [found])
+    offered = [("fixed", "os:getcwd"), ("mine", "os:listdir"), ("mine", "os:getpid")]
+    points = [registry.EntryPoint(name=name, value=value, group="alidpfl.policies") for name, value in offered]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
     own = Registry("policy", "alidpfl.policies", {"fixed": "alidpfl.policies.pace:Fixed"})
-    with pytest.warns(UserWarning, match="os:getcwd"):
-        assert list(own) == ["fixed"]
-    assert own["fixed"].__name__ == "Fixed"
+    with pytest.warns(UserWarning, match="ignored") as caught:
+        assert list(own) == ["fixed", "mine"]
+    assert ["os:getcwd" in str(caught[0].message), "os:getpid" in str(caught[1].message)] == [True, True]
+    assert (own["fixed"].__name__, own["mine"].__name__) == ("Fixed", "listdir")
 
 
 def test_losses_are_chosen_by_name():

@@ -72,9 +72,13 @@ class Registry(Mapping[str, Any]):
 
     @cached_property
     def _plugins(self) -> dict[str, EntryPoint]:
-        found = {point.name: point for point in entry_points(group=self._group)}
-        for name in self.shipped.keys() & found.keys():
-            warnings.warn(f"{found.pop(name).value} is ignored: alidpfl has a {self.concept} {name!r}", stacklevel=2)
+        found: dict[str, EntryPoint] = {}
+        for point in entry_points(group=self._group):
+            other = self.shipped.get(point.name) or (found[point.name].value if point.name in found else None)
+            if other is None:
+                found[point.name] = point
+            elif other != point.value:  # never replaced in silence: a run must mean what its name says
+                warnings.warn(f"{point.value} is ignored: {self.concept}={point.name!r} is {other}", stacklevel=2)
         return found
 
 

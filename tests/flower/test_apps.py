@@ -101,7 +101,10 @@ def test_a_node_without_a_vault_trains_only_in_a_simulation(tmp_path):
 def test_a_bug_on_the_node_tells_nothing_but_its_type():
     failure = asked({"partition-id": 0}, run_settings={"simulation": True})  # no run config at all
     assert failure.code == "failed"
-    assert "ConfigError" in failure.reason
+    assert failure.reason.endswith("ConfigError")
+    quoting = asked({"partition-id": 0}, run_settings={"simulation": True, "data.name": "secret-4711"})
+    assert quoting.code == "failed"
+    assert "secret-4711" not in quoting.reason
 
 
 def test_silence_ends_with_the_deadline_and_the_others_answers_are_kept(vault):

@@ -97,7 +97,7 @@ def test_a_hostile_node_is_refused_and_the_others_train_on(deployment):
     directory = finished(deployment, app)
     reasons = [record.rejected[1] for record in directory.records()]
     assert "not finite" in reasons[0]
-    assert reasons[1] != reasons[0]
+    assert "longer" in reasons[1]
     assert all(record.aggregated for record in directory.records())
     assert all(torch.isfinite(values).all() for values in directory.read_model()[0].values())
 

@@ -117,7 +117,7 @@ def test_a_checkpoint_whose_seal_is_none(run, seal):
 @pytest.mark.parametrize("counter", ["1e999", "-1", '"1"', "null", "true", "[" * 50_000])
 def test_a_ledgers_head_that_is_none(tmp_path, counter):
     (tmp_path / "head").write_text(f'{{"vault": "a", "counter": {counter}, "hash": "{"0" * 64}"}}')
-    with pytest.raises(DataError, match="head"):
+    with pytest.raises(DataError, match="damaged"):
         Head.read(tmp_path / "head")
 
 

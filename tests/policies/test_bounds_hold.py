@@ -150,13 +150,23 @@ def broken(make: Callable[[Problem], Bound], **changes: Callable[[Problem, Bound
     return made
 
 
+def blind(make: Callable[[Problem], Bound], **changes: float) -> Break:
+    """A bound with right constants that evaluates them for another problem."""
+
+    def made(problem: Problem, _: int) -> Bound:
+        bound = make(problem)
+        return replace(bound, problem=replace(problem, **changes))
+
+    return made
+
+
 def misread(make: Callable[[Problem], Bound], **changes: Callable[[Problem], float]) -> Break:
     return lambda p, _: make(replace(p, **{field: change(p) for field, change in changes.items()}))
 
 
 def common(make: Callable[[Problem], Bound]) -> dict[str, tuple[str, Break]]:
     return {
-        "the start is forgotten": ("start", broken(make, squared_distance=lambda p, b, t: 0.0)),
+        "the start is forgotten": ("start", blind(make, initial_distance=0.0)),
         "contraction 4ημ": ("start", broken(make, decay=lambda p, b, t: decay(4 * p.learning_rate))),  # μ = 1
         "no floor": ("noise", broken(make, floor=lambda p, b, t: 0.0)),
         "half the floor": ("noise", broken(make, floor=lambda p, b, t: b.floor / 2)),
@@ -166,7 +176,7 @@ def common(make: Callable[[Problem], Bound]) -> dict[str, tuple[str, Break]]:
         "batches without variance": ("sampling", misread(make, sample_rate=lambda p: 1.0)),
         "no drift": ("drift", broken(make, scale=lambda p, b, t: 0.0)),
         "drift j for j²": ("drift", broken(make, spread=lambda p, b, t: b.spread / math.sqrt(t - 1))),
-        "no noise in the drift": ("noise drift", broken(make, variance=lambda p, b, t: 0.0)),
+        "no noise in the drift": ("noise drift", blind(make, noise_power=0.0, sample_rate=1.0)),
     }
 
 

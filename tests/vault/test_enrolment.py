@@ -1,6 +1,7 @@
 """Enrolment and policy: what the owner fixed, and what happens if it changes."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -126,8 +127,11 @@ def test_a_refused_policy_names_key_and_value(changes, message):
 def test_changed_data_are_refused_without_quoting_them(tmp_path):
     folder = made_vault(tmp_path)
     made_records(tmp_path / "vault.npz", seed=1)
-    with pytest.raises(DataError), opened(folder):
+    with pytest.raises(DataError, match="enrolled") as caught, opened(folder):
         pass
+    with np.load(tmp_path / "vault.npz") as arrays:
+        assert not [value for value in arrays["x"].flat if str(value)[:5] in str(caught.value)]
+    assert re.search("[0-9a-f]{32}", str(caught.value)) is None  # nor a hash of them
 
 
 def test_changed_classes_are_other_data_too(tmp_path):
@@ -135,7 +139,7 @@ def test_changed_classes_are_other_data_too(tmp_path):
     with np.load(tmp_path / "vault.npz") as arrays:
         inputs, classes = arrays["x"], arrays["y"]
     np.savez(tmp_path / "vault.npz", x=inputs, y=(classes + 1) % NUM_CLASSES)
-    with pytest.raises(DataError), opened(folder):
+    with pytest.raises(DataError, match="enrolled"), opened(folder):
         pass
 
 

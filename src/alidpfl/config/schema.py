@@ -117,7 +117,8 @@ class ModelSection(_Section):
     learned: tuple[Annotated[str, Field(pattern=r"^.+#sha256=[0-9a-f]{64}$")], ...] = _setting(
         (),
         "`scatter_linear`: at most two files of learned filters, each as `PATH#sha256=HEX`. "
-        "A relative path starts at the configuration file's folder. The recipes' files are in `reproduction/filters`.",
+        "A relative path starts at the configuration file's folder. They count as public: "
+        "learn them on public data. The recipes' files are in `reproduction/filters`.",
         strict=False,  # TOML has lists, not tuples
         example=["filters.safetensors#sha256=" + 64 * "0"],
     )

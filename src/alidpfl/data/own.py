@@ -29,6 +29,7 @@ _HELD_OUT = 0.1
 _MAX_CLASS = (1 << 31) - 1
 _STREAM = 5  # keeps these random numbers apart from those of the partitions
 _ZIP = b"PK"  # the first bytes of a .npz file
+_CLASSES_SHOWN = "the number of classes, which was taken from the clients' labels"
 _FORM = "store x with shape (n, ...) and y with shape (n,), by numpy.savez(file, x=..., y=...)"
 
 
@@ -64,6 +65,7 @@ def from_clients(
     if len(shapes) > 1:
         raise DataError(f"{name}: clients have inputs of shapes {sorted(shapes)}; make them equal")
     train, held_out = _joined(parts), labelled(test, f"{name}: test")
+    counts_classes = num_classes is None and not is_synthetic
     if num_classes is None:
         num_classes = 1 + max(int(part.targets.max()) if len(part) else 0 for part in (train, held_out))
     ends = np.cumsum([0, *(len(part) for part in parts)])
@@ -73,6 +75,7 @@ def from_clients(
         test=held_out,
         num_classes=num_classes,
         is_synthetic=is_synthetic,
+        shown=(_CLASSES_SHOWN,) if counts_classes else (),
         natural_clients=tuple(torch.arange(int(a), int(b)) for a, b in pairwise(ends)),
     )
 
@@ -124,7 +127,7 @@ def load_npz(
         raise DataError(f"{data_dir} has {only}; {_FORM}, one file for each client")
     _check_together(files, num_classes)
     clients = {path: labelled((_inputs(x, pixel_range), y), str(path)) for path, (x, y) in files.items()}
-    shown = [] if num_classes else ["the number of classes, which was taken from the clients' labels"]
+    shown = [] if num_classes else [_CLASSES_SHOWN]
     if has_test := data_dir / TEST_FILE in clients:
         test = clients.pop(data_dir / TEST_FILE)
     else:

@@ -113,7 +113,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         noise_multiplier=parts.noise_multiplier,
         task=task,
         clients=hashlib.sha256(told.encode()).hexdigest(),
-        uncovered=uncovered_signals(parts.policy),
+        uncovered=uncovered_signals(parts.policy, parts.method),
         weakness=config.budget.weakness(min(member.num_records for member in members)),
         warnings=(),
         records="in vaults",

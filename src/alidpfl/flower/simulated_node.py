@@ -26,6 +26,13 @@ class SimulatedNode:
     """Answers like a vault, but without a ledger: only the server keeps accounts."""
 
     def __init__(self, config: Config, partition: int) -> None:
+        """Load the partition's records.
+
+        Raises:
+            ConfigError: the data set may be private. Whoever submits the run chooses it, and only a vault refuses.
+        """
+        if config.has_private_data:
+            raise ConfigError(f"data.name={config.data.name!r}: a simulation takes public data sets; use a vault")
         self._text, self._partition, self._release = json.dumps(config.to_dict()), partition, config.release
         self._dataset, data, model = _loaded(self._text)
         if not 0 <= partition < len(data.clients):

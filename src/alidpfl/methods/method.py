@@ -21,6 +21,7 @@ class Objective:
     """A model with the trained parameters, and a loss of each record: the clients minimise it."""
 
     model: nn.Module
+    """The module with the trained parameters."""
     loss: Loss
     """The loss of each record, computed from that record alone."""
     before_step: Callable[[RandomStream], None] | None = None

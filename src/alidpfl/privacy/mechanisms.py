@@ -30,6 +30,7 @@ class SampledGaussian:
     noise_multiplier: float
     """σ, the noise's standard deviation divided by the clip norm."""
     steps: int = 1
+    """Number of steps, T."""
 
     def __post_init__(self) -> None:
         rule = "must be in (0, 1]; did you pass a batch size?"
@@ -54,6 +55,7 @@ class GaussianRelease:
     noise_multiplier: float
     """σ, the noise's standard deviation divided by the query's L2 sensitivity."""
     count: int = 1
+    """Number of releases with this noise."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_multiplier", checked_noise_multiplier(self.noise_multiplier))

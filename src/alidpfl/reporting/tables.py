@@ -62,9 +62,12 @@ def comparison(snapshots: Sequence[RunSnapshot], width: int) -> list[Table | Tex
 
 
 def effective_settings(snapshots: Sequence[RunSnapshot]) -> dict[str, list[Any]]:
-    """Return for each key its value in every run; None for a key that a run lacks."""
+    """Return for each key its value in every run; None for a key that a run lacks.
+
+    Options of a data set's loader are left out: they may hold a password, and pages are shared.
+    """
     configs = [snapshot.effective_settings() for snapshot in snapshots]
-    keys = dict.fromkeys(key for config in configs for key in config)
+    keys = dict.fromkeys(key for config in configs for key in config if not key.startswith("data.loader_options"))
     return {key: [config.get(key) for config in configs] for key in keys}
 
 

@@ -158,7 +158,7 @@ def prepare(
         task=task,
         clients=clients,
         statistics=statistics or {},
-        uncovered=(*uncovered, *uncovered_signals(parts.policy)),
+        uncovered=(*uncovered, *uncovered_signals(parts.policy, parts.method)),
         weakness=config.budget.weakness(min(data.sizes)),
         warnings=_warnings(config, data.clients),
         records=config.data.name,
@@ -167,9 +167,10 @@ def prepare(
     )
 
 
-def uncovered_signals(policy: Policy) -> tuple[str, ...]:
-    """Return what a policy makes clients show without noise."""
-    return ("un-noised signals of the clients",) if policy.needs_raw_signals else ()
+def uncovered_signals(policy: Policy, method: Method) -> tuple[str, ...]:
+    """Return what a policy or a method makes clients show without noise."""
+    is_raw = policy.needs_raw_signals or "raw" in method.signals
+    return ("un-noised signals of the clients",) if is_raw else ()
 
 
 def check_choices(config: Config) -> None:
@@ -297,9 +298,15 @@ def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
 
 def _uncovered(config: Config, dataset: Dataset) -> tuple[str, ...]:
     """Return what shows the clients' own records without noise. Public data sets have nothing to hide."""
-    if not config.has_private_data or config.data.validation == 0:
+    if not config.has_private_data:
         return dataset.shown
-    return (*dataset.shown, "loss and accuracy on data.validation, which are records of the clients")
+    held_out = "accuracy and loss on records of the clients"
+    shown = list(dataset.shown)
+    if dataset.test_is_held_out and not any(reason.startswith(held_out) for reason in shown):
+        shown.append(f"{held_out}, which the data set holds out for testing")
+    if config.data.validation > 0:
+        shown.append("loss and accuracy on data.validation, which are records of the clients")
+    return tuple(shown)
 
 
 def _fingerprint(data: SimulationData) -> str:
