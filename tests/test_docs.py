@@ -1,5 +1,6 @@
 """The documentation shows what the program does: code runs, links lead somewhere, figures are generated."""
 
+import ast
 import doctest
 import importlib
 import os
@@ -201,3 +202,28 @@ def test_public_names_exist():
     assert sum(map(bool, offered.values())) > 10
     missing = [(name, one) for name, every in offered.items() for one in every if not hasattr(sys.modules[name], one)]
     assert not missing
+
+
+def _public_functions():
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        groups = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")]
+        for group in groups:
+            for node in group.body:
+                if isinstance(node, ast.FunctionDef) and (node.name == "__init__" or not node.name.startswith("_")):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
+
+
+def _num_parameters(node: ast.FunctionDef) -> int:
+    given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+    return len([parameter for parameter in given if parameter.arg not in ("self", "cls")])
+
+
+def test_public_functions_say_what_they_do_and_what_they_take():
+    """All have a docstring. Above three parameters: `Args`, or the function that lists them; commands have help."""
+    found = list(_public_functions())
+    assert len(found) > 400
+    assert [name for name, node in found if not ast.get_docstring(node) and node.name != "__init__"] == []
+    long = {name: ast.get_docstring(node) or "" for name, node in found if _num_parameters(node) > 3}
+    described = {name for name, text in long.items() if "Args:" in text or re.search(r"`[\w.]+`", text)}
+    assert [name for name in long if name not in described and "/cli/" not in name] == []

@@ -66,7 +66,15 @@ class CanaryGradients:
         return torch.stack(totals).mean(0)
 
     def products(self, params: Tensor, inputs: Tensor, targets: Tensor, along: Tensor, clip_norm: float) -> Tensor:
-        """Return the product of each record's clipped gradient with `along` (num_params,), as (m,) doubles."""
+        """Return the product of each record's clipped gradient with `along`, as (m,) doubles.
+
+        Args:
+            params: (num_params,) the weights.
+            inputs: the records.
+            targets: their classes.
+            along: (num_params,) the direction.
+            clip_norm: C.
+        """
         load(params, self._clipper.parameters)
         pieces = zip(inputs.split(_AT_A_TIME), targets.split(_AT_A_TIME), strict=True)
         return torch.cat([self._products(x, y, along, clip_norm) for x, y in pieces])

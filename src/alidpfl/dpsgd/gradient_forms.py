@@ -131,7 +131,14 @@ class Rewritten:
     def __init__(
         self, inputs: Tensor, grad_output: Tensor, write_out: Callable[[Tensor, Tensor], Stored], bytes_per_record: int
     ) -> None:
-        """Write the gradients out for their norms. `write_out` does so for some records, from their rows of both."""
+        """Write the gradients out for their norms.
+
+        Args:
+            inputs: what the layer was given, a row for each record.
+            grad_output: what came back from its output, a row for each record.
+            write_out: writes out the gradients of some records, from their rows of both.
+            bytes_per_record: memory of one record's gradients.
+        """
         at_once = max(1, SCRATCH_BYTES // bytes_per_record)
         self._pieces = list(zip(inputs.split(at_once), grad_output.split(at_once), strict=True))
         self._write_out, self._at_once = write_out, at_once

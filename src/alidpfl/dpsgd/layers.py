@@ -33,7 +33,7 @@ respect to its output (B, ...), and what to do with gradients that must be writt
 def linear_gradients(
     module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
 ) -> dict[str, SampleGradients | Deferred]:
-    """Apply the rule for Linear on (B, d) or (B, ..., d). Positions in between are summed over."""
+    """Apply the rule for Linear on (B, d) or (B, ..., d). Positions in between are summed over. See `LayerRule`."""
     del module
     found: dict[str, SampleGradients | Deferred] = {}
     if inputs.dim() == 2:  # noqa: PLR2004
@@ -111,7 +111,7 @@ def _gram_norms(products: Tensor, lengths: Tensor, grad_output: Tensor, width: i
 def embedding_gradients(
     module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
 ) -> dict[str, SampleGradients | Deferred]:
-    """Apply the rule for Embedding. The gradients of a repeated token add up: the mask of equal tokens counts that."""
+    """Apply the rule for Embedding, see `LayerRule`. A mask of equal tokens adds up the gradients of repeated ones."""
     del names, storage
     assert isinstance(module, nn.Embedding)  # noqa: S101
     tokens = inputs.reshape(inputs.shape[0], -1)  # (B, T)
@@ -132,7 +132,7 @@ def embedding_gradients(
 def norm_gradients(
     module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
 ) -> dict[str, SampleGradients | Deferred]:
-    """Apply the rule for GroupNorm and LayerNorm: one small vector for each record."""
+    """Apply the rule for GroupNorm and LayerNorm: one small vector for each record. See `LayerRule`."""
     del storage
     if isinstance(module, nn.GroupNorm):
         normalised = F.group_norm(inputs, module.num_groups, eps=module.eps)

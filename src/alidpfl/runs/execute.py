@@ -83,7 +83,14 @@ Preparation = Callable[[Config, RunDirectory, Listener], Prepared]
 
 
 def simulated(config: Config, directory: RunDirectory, listener: Listener, *, wrap: Wrap | None = None) -> Prepared:
-    """Prepare a run on this machine."""
+    """Prepare a run on this machine.
+
+    Args:
+        config: settings of the run.
+        directory: where a resumed run keeps its statistics.
+        listener: callbacks.
+        wrap: puts a wrapper around the engine.
+    """
     return prepare(
         config,
         statistics=_released_before(config, directory),

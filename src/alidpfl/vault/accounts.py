@@ -28,6 +28,14 @@ class PlannedAccount:
     """Charges every unit at the terms' q and σ. Units are steps, or rounds if the noise is on the update."""
 
     def __init__(self, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float, accountant: str) -> None:
+        """Open an empty account.
+
+        Args:
+            budget: ε and δ of the data set.
+            sample_rate: q that every step is charged at.
+            noise_multiplier: σ that every step is charged at, the least that the policy allows.
+            accountant: how ε is computed.
+        """
         self._ledger = PlannedLedger(budget, sample_rate, noise_multiplier, accountant=accountant)
         self._noise_multiplier = noise_multiplier
         self.units = 0

@@ -157,6 +157,14 @@ class Chain:
     """An open chain for its one writer. The caller holds the folder's lock."""
 
     def __init__(self, path: Path, heads: tuple[Path, ...], entries: list[Entry], descriptor: int) -> None:
+        """Take over an open file; use `Chain.open` or `Chain.create`.
+
+        Args:
+            path: the file of lines.
+            heads: files that hold the head.
+            entries: the lines so far.
+            descriptor: the open file.
+        """
         self.path, self.entries = path, entries
         self._heads, self._descriptor = heads, descriptor
         self._size = os.fstat(descriptor).st_size

@@ -42,6 +42,15 @@ class RecordTrainer:
     def __init__(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, *, seed: int | None, noise: NoiseKind = "gaussian"
     ) -> None:
+        """Hold the records of one owner.
+
+        Args:
+            model: what is trained; it is copied.
+            inputs: the records.
+            targets: their classes.
+            seed: makes noise repeatable, for comparing with a simulation; None for fresh entropy in every round.
+            noise: "grid" for exact noise, one record at a time.
+        """
         self._model, self._seed, self._noise = model, seed, noise
         self._data = ClientData(inputs=inputs, targets=targets, rows=torch.arange(len(targets)))
         self._trainers: OrderedDict[str, LocalTrainer] = OrderedDict()

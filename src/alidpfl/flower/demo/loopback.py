@@ -46,6 +46,14 @@ class Loopback:
     """
 
     def __init__(self, folder: Path, *, nodes: int = 3, insecure: bool = False, simulation: bool = False) -> None:
+        """Choose ports and folders; nothing starts yet.
+
+        Args:
+            folder: gets keys, logs and Flower's own state.
+            nodes: number of nodes.
+            insecure: True for no TLS and no node keys.
+            simulation: True for Flower's simulator in place of nodes.
+        """
         self.folder, self.nodes = folder.absolute(), nodes
         self._insecure, self._simulation = insecure or simulation, simulation
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
