@@ -1,12 +1,14 @@
 """Feldman & Zrnic's filter: valid at one order, fixed in advance."""
 
+from fractions import Fraction
+
 import dp_accounting
 import numpy as np
 import pytest
 
 from alidpfl.errors import BudgetExceededError
 from alidpfl.privacy import GaussianRelease, PrivacyBudget, RdpFilter, SampledGaussian, epsilon, max_steps
-from alidpfl.privacy.accountants import ORDERS
+from alidpfl.privacy.accountants import ORDERS, rdp_of_step
 
 BUDGET = PrivacyBudget(epsilon=2.0, delta=1e-5)
 PLAN = {"sample_rate": 0.015, "noise_multiplier": 1.1}
@@ -99,3 +101,13 @@ def test_why_the_order_is_fixed():
 def test_a_plan_beyond_the_budget_is_refused():
     with pytest.raises(BudgetExceededError, match=r"epsilon=0\.1 .*sample_rate=0\.015, noise_multiplier=1\.1"):
         RdpFilter.for_plan(PrivacyBudget(epsilon=0.1, delta=1e-5), **PLAN)
+
+
+def test_many_small_charges_never_add_up_to_less_than_their_exact_sum():
+    state, exact = RdpFilter(budget=BUDGET, order=8), Fraction(0)
+    for number in range(3000):
+        step = SampledGaussian(sample_rate=0.015, noise_multiplier=20 + number / 7)
+        exact += Fraction(float(rdp_of_step(0.015, step.noise_multiplier, (8,))[0]))
+        state = state.charge(step)
+        assert state.rdp_spent >= exact
+    assert state.rdp_spent <= exact * (1 + Fraction(1, 10**10))

@@ -1,7 +1,8 @@
 """Ledgers: what every client has spent, and what it can still afford. A client is charged before work is sent to it.
 
 Record-level privacy is each client's own: its ε counts its own steps, never a sum over clients. A charge is never given
-back, because a client that drops out may have released what was asked of it.
+back, because a client that drops out may have released what was asked of it. Why each client's own steps are enough:
+docs/explanation/proofs/parallel.md.
 """
 
 from collections import Counter
@@ -72,7 +73,7 @@ class _CountingLedger:
                 "account with one rate"
             )
         self._spend(client, steps, noise_multiplier)
-        self._steps[client] += steps
+        self._steps[client] += steps  # proof parallel 1
 
     def steps_spent(self, client: ClientId) -> int:
         """Return the steps charged so far."""

@@ -7,8 +7,11 @@ filter", arXiv 2008.11193).
 
 The order must be fixed before the first output. Going on while *any* order of a grid still fits lets the outputs
 choose the order, and the theorem no longer applies: a union bound over the grid would divide δ by its length.
+
+The comments `proof filter N` name the lines of docs/explanation/proofs/filter.md.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,7 +52,7 @@ class RdpFilter:
     @classmethod
     def for_plan(cls, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float) -> "RdpFilter":
         """Return the filter with the order that allows the most steps of a planned, public mechanism."""
-        filters = [cls(budget=budget, order=order) for order in ORDERS]
+        filters = [cls(budget=budget, order=order) for order in ORDERS]  # proof filter 1
         steps = [f.affordable_steps(sample_rate, noise_multiplier) for f in filters]
         if max(steps) == 0:
             step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
@@ -63,8 +66,10 @@ class RdpFilter:
 
     def charge(self, mechanism: Mechanism) -> "RdpFilter":
         """Return the filter after `mechanism`, or raise BudgetExceededError. Call it before the mechanism runs."""
-        rdp_spent = self.rdp_spent + sum(m.steps * self._rdp_of_step(m) for m in merged([mechanism]))
-        if not self._epsilon(rdp_spent) <= self.budget.epsilon:
+        rdp_spent = self.rdp_spent
+        for m in merged([mechanism]):
+            rdp_spent = _sum_rounded_up(rdp_spent, m.steps * self._rdp_of_step(m))
+        if not self._epsilon(rdp_spent) <= self.budget.epsilon:  # proof filter 6
             raise BudgetExceededError(
                 f"{mechanism} would spend epsilon={self._epsilon(rdp_spent):.6g} of epsilon={self.budget.epsilon:g} "
                 f"at delta={self.budget.delta:g}, order {self.order}; epsilon={self.epsilon_spent:.6g} is spent: "
@@ -75,14 +80,22 @@ class RdpFilter:
     def affordable_steps(self, sample_rate: float, noise_multiplier: float) -> int:
         """Return how many steps of this mechanism can still be charged at once: 0 to MAX_STEPS."""
         each = self._rdp_of_step(SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier))
-        limit = self.budget.epsilon
-        return largest_affordable(
-            lambda steps: self._epsilon(self.rdp_spent + steps * each), limit, low=0, high=MAX_STEPS, guess=1
-        )
+
+        def epsilon_after(steps: int) -> float:
+            return self._epsilon(_sum_rounded_up(self.rdp_spent, steps * each))
+
+        return largest_affordable(epsilon_after, self.budget.epsilon, low=0, high=MAX_STEPS, guess=1)
 
     def _rdp_of_step(self, mechanism: SampledGaussian) -> float:
+        # proof filter 2
         return float(rdp_of_step(mechanism.sample_rate, mechanism.noise_multiplier, (self.order,))[0])
 
     def _epsilon(self, rdp_spent: float) -> float:
         # A fixed increasing function of the sum, so `<= ε` means `sum <= B` for a B that is fixed in advance.
+        # proof filter 4, 5
         return epsilon_from_rdp((self.order,), np.array([rdp_spent]), self.budget.delta)
+
+
+def _sum_rounded_up(spent: float, more: float) -> float:
+    """Return a float that is not below the exact sum, so that many small charges cannot get lost in rounding."""
+    return math.nextafter(spent + more, math.inf) if more else spent  # proof filter 3
