@@ -278,9 +278,11 @@ def test_privacy_is_checked_when_it_is_made(change, message):
         Privacy(**{**given, **change})
 
 
-def test_a_delta_too_large_for_the_smallest_client_is_warned_of():
-    weak = Privacy(epsilon=5.0, delta=0.1, sample_rate=0.2, noise_multiplier=1.5)
-    with pytest.warns(UserWarning, match=r"delta=0\.1"), _federation(privacy=weak, max_rounds=1):
+def test_a_delta_too_large_for_the_largest_client_is_warned_of():
+    """δ = 0.05 is below 1/n for clients of 10 records. For one of 60 it would allow publishing three of them."""
+    weak = Privacy(epsilon=5.0, delta=0.05, sample_rate=0.2, noise_multiplier=1.5)
+    clients = [(inputs[:size], classes[:size]) for (inputs, classes), size in zip(CLIENTS, (10, 60, 10), strict=False)]
+    with pytest.warns(UserWarning, match=r"delta=0\.05 .*1/60"), _federation(None, clients, privacy=weak):
         pass
 
 

@@ -1,4 +1,4 @@
-"""alidpfl: federated learning that is private by proof and frugal by design."""
+"""alidpfl: federated learning with differential privacy."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

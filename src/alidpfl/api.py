@@ -192,7 +192,7 @@ def federate(
             loss=LOSSES[loss] if isinstance(loss, str) else loss,
         ),
     )
-    if (weakness := privacy.budget.weakness(min(data.sizes))) is not None:
+    if (weakness := privacy.budget.weakness(max(data.sizes))) is not None:
         warnings.warn(weakness, stacklevel=2)
     if gives_probabilities(model, data):
         warnings.warn(

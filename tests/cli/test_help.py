@@ -27,7 +27,7 @@ def test_the_help_fits_a_screen_and_names_every_command():
     assert [line.split()[0] for line in lines if re.match(r"\S+ +(run|plan|audit) ", line)] == [
         "Train",
         "Plan",
-        "Prove",
+        "Check",
     ]
 
 

@@ -507,6 +507,15 @@ def test_a_node_that_does_not_fit_is_not_one_of_those_waited_for(tmp_path, no_wa
     assert {int(one["node"]) for one in RunDirectory.open(tmp_path / "out").members()["clients"]} == set(NODE_IDS)
 
 
+def test_a_delta_too_large_for_the_largest_client_is_warned_of(tmp_path):
+    sizes = [node.info()["num_records"] for node in fake_link().nodes.values()]
+    delta = 1.01 / max(sizes)
+    assert delta < 1 / min(sizes)
+    settings = config(privacy__delta=delta, federation__max_rounds=1)
+    outcome = run_over_nodes(fake_link(settings), run_config(tmp_path / "out", settings))
+    assert f"1/{max(sizes)}" in outcome.weakness
+
+
 def test_who_takes_over_a_client_is_told(tmp_path):
     link = fake_link(hooks=dict.fromkeys(NODE_IDS[:2], refusing("failed", from_round=1)))
     with pytest.raises(NodesMissingError):

@@ -165,8 +165,8 @@ def test_notes_warn_of_a_small_batch_a_large_delta_a_low_signal_and_an_unknown_c
     small = notes(delta=1e-3, smallest_client=10)
     assert "0.15 records" in small
     assert "curvature" in small
-    assert "delta" not in small  # 1e-3 is below 1/10
-    assert "delta=0.1 is not below 1/n" in notes(delta=0.1, smallest_client=10)
+    assert "delta=0.001 is not below 1/n for the largest client" in small  # below 1/10, but 6,000 records are the mean
+    assert "delta" not in notes(delta=1e-4, smallest_client=10)
     assert "signal-to-noise is" in notes(samples=200, sample_rate=0.1, noise_multiplier=4.0)
     assert "signal-to-noise is" not in small
     assert "curvature" not in notes(curvature=0.1)

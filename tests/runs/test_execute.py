@@ -190,9 +190,12 @@ def test_a_rehearsal_looks_at_zeros_and_not_at_records(monkeypatch):
         assert not data.targets.any()
 
 
-def test_a_delta_too_large_for_the_smallest_client_is_warned_of():
-    weakness = prepare(config(privacy__delta=0.02)).weakness
-    assert re.search(r"delta=0\.02 .*1/\d+", weakness)
+def test_a_delta_too_large_for_the_largest_client_is_warned_of():
+    smallest, *_, largest = sorted(prepare(config()).federation._sizes.values())
+    delta = 1.01 / largest
+    assert delta < 1 / smallest
+    assert re.search(rf"delta=.*1/{largest} ", prepare(config(privacy__delta=delta)).weakness)
+    assert prepare(config(privacy__delta=0.99 / largest)).weakness is None
     assert "epsilon=1000" in prepare(config(privacy__epsilon=1000.0)).weakness
     assert prepare(config()).weakness is None
 

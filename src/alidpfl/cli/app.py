@@ -42,7 +42,7 @@ class _Commands(typer.core.TyperGroup):
         """Print the commands by purpose, one line each, on one screen."""
         del ctx
         formatter.write("Usage: alidpfl COMMAND [OPTIONS]\n\n")
-        formatter.write("Federated learning that is private by proof and frugal by design.\n")
+        formatter.write("Federated learning with differential privacy.\n")
         panel = None
         for name, command in self.commands.items():
             group = getattr(command, "rich_help_panel", None)
@@ -92,14 +92,14 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Federated learning that is private by proof and frugal by design."""
+    """Federated learning with differential privacy."""
     del version
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise typer.Exit(_EXIT_BAD_INPUT)
 
 
-_TRAIN, _PLAN, _PROVE, _DEPLOY = "Train", "Plan", "Prove", "Set up"
+_TRAIN, _PLAN, _CHECK, _DEPLOY = "Train", "Plan", "Check", "Set up"
 
 
 app.command(rich_help_panel=_TRAIN, short_help="Train over clients that keep their data, within a budget.")(run)
@@ -108,8 +108,8 @@ app.command(rich_help_panel=_TRAIN, short_help="Compare several runs side by sid
 app.command(rich_help_panel=_TRAIN, short_help="Write one self-contained page about runs or tables.")(report)
 app.command(rich_help_panel=_PLAN, short_help="Find the best use of a budget and a number of rounds.")(plan)
 app.command(rich_help_panel=_PLAN, short_help="Show how many steps a budget pays for, by each accountant.")(account)
-app.command(rich_help_panel=_PROVE, short_help="Try to refute the ε that a configuration claims.")(audit)
-add_commands(app, panel=_PROVE)  # reproduce and tables
+app.command(rich_help_panel=_CHECK, short_help="Try to refute the ε that a configuration claims.")(audit)
+add_commands(app, panel=_CHECK)  # reproduce and tables
 app.add_typer(data_app, name="data", rich_help_panel=_DEPLOY, short_help="Data sets: list, get, show who holds what.")
 app.add_typer(vault_app, name="vault", rich_help_panel=_DEPLOY, short_help="An owner's data, noise and ledger.")
 app.add_typer(flower_app, name="flower", rich_help_panel=_DEPLOY, short_help="Train over nodes with Flower.")

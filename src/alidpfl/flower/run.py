@@ -114,7 +114,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         task=task,
         clients=hashlib.sha256(told.encode()).hexdigest(),
         uncovered=uncovered_signals(parts.policy, parts.method),
-        weakness=config.budget.weakness(min(member.num_records for member in members)),
+        weakness=config.budget.weakness(max(member.num_records for member in members)),
         warnings=(),
         records="in vaults",
         randomness="seeded" if any(SEEDED_NOISE in node.info.unsafe for node in fitting) else "secure",

@@ -205,10 +205,11 @@ def _notes(request: PlanRequest, setting: Setting, plans: Sequence[PolicyPlan]) 
             f"signal-to-noise is {setting.signal_to_noise:.2g}: even gradients that all agree would drown in the "
             "noise; a smaller model, more records or a larger epsilon would help"
         )
-    if request.delta * size >= 1:
+    mean_size = request.samples / request.clients  # the largest client has at least as many records
+    if request.delta * mean_size >= 1:
         notes.append(
-            f"delta={request.delta:g} is not below 1/n of the smallest client ({1 / size:.2g}): it would "
-            "allow one of its records to be published"
+            f"delta={request.delta:g} is not below 1/n for the largest client, which has {mean_size:.4g} records or "
+            "more: it would allow one of its records to be published"
         )
     default = next(plan for plan in plans if plan.policy == DEFAULT_POLICY)
     if default.ends_first == "rounds" and default.unused_epsilon > _NOTABLE_SHARE * request.epsilon:

@@ -21,7 +21,7 @@ class PrivacyBudget:
     epsilon: float
     """ε, finite and above 0, in natural-log units."""
     delta: float
-    """δ, a probability in (0, 1). Keep it well below one over the number of records."""
+    """δ, a probability in (0, 1). Keep it well below 1/n, where n is the number of records of the largest client."""
 
     def __post_init__(self) -> None:
         epsilon = checks.real("epsilon", self.epsilon, low=sys.float_info.min, rule="must be finite and above 0")
@@ -44,5 +44,5 @@ class PrivacyBudget:
 
 def checked_delta(delta: object) -> float:
     """Return `delta` as a float in (0, 1); ConfigError otherwise."""
-    rule = "must be in (0, 1); did you pass epsilon? A usual choice is below 1 / number of samples"
+    rule = "must be in (0, 1); did you pass epsilon? A usual choice is well below 1 / number of records"
     return checks.real("delta", delta, above=0, below=1, rule=rule)

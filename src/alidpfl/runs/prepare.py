@@ -159,7 +159,7 @@ def prepare(
         clients=clients,
         statistics=statistics or {},
         uncovered=(*uncovered, *uncovered_signals(parts.policy, parts.method)),
-        weakness=config.budget.weakness(min(data.sizes)),
+        weakness=config.budget.weakness(max(data.sizes)),
         warnings=_warnings(config, data.clients),
         records=config.data.name,
         randomness=config.run.randomness,
