@@ -82,6 +82,8 @@ def record() -> None:
         compared = _alidpfl(folder, "compare", "runs/first", "runs/second")
         strict = ("--set", "privacy.epsilon=0.5", "--set", "method.policy=ratio", "--out", "runs/strict")
         strict_run = _alidpfl(folder, "run", *strict)
+        open_ = ("--set", "privacy.epsilon=1000000", "--set", "method.policy=ratio", "--out", "runs/open")
+        open_run = _alidpfl(folder, "run", *open_)
         planned = ("--plan", "auto", "--max-epochs", "8", "--set", "method.policy=ratio", "--out", "runs/planned")
         planned_run = _alidpfl(folder, "run", *planned)
     kept = {key: value for key, value in outcome.items() if key not in ("out", "seconds", "client_epsilon")}
@@ -90,6 +92,7 @@ def record() -> None:
         "run": [*(line for line in first if line.startswith(("budget:", "round "))), result],
         "compare": compared[: next(at for at, line in enumerate(compared) if line.startswith("└")) + 1],
         "strict": [strict_run[-1]],
+        "open": [open_run[-1]],
         "planned": [*(line for line in planned_run if line.startswith("plan:")), planned_run[-1]],
     }
     _store({"config": Config().to_dict(), "outcome": kept, "printed": {**_printed(), **lines}})
@@ -220,6 +223,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "compare": _recorded_lines("compare"),
     "first-run": _first_run,
     "first-run-lines": _recorded_lines("run"),
+    "open": _recorded_lines("open"),
     "paper": _paper,
     "persons": _persons,
     "planned": _recorded_lines("planned"),

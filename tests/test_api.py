@@ -278,6 +278,13 @@ def test_privacy_is_checked_when_it_is_made(change, message):
         Privacy(**{**given, **change})
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_device_that_torch_cannot_use_is_refused():
+    for device in ("cuda", "tpu"):
+        with pytest.raises(ConfigError, match=f"device=.{device}"):
+            _federation(device=device)
+
+
 def test_a_delta_too_large_for_the_largest_client_is_warned_of():
     """δ = 0.05 is below 1/n for clients of 10 records. For one of 60 it would allow publishing three of them."""
     weak = Privacy(epsilon=5.0, delta=0.05, sample_rate=0.2, noise_multiplier=1.5)

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from alidpfl.config.schema import STATISTICS, STATISTICS_SETTINGS, Config
@@ -125,8 +124,6 @@ def prepare(
         exchanged = len(data.clients) * statistics_bytes(map_for(config, dataset.input_shape))
         dataset, statistics = featured(config, dataset, data.clients, statistics, on_progress)
         data = simulation_data(config, dataset)
-    if config.run.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError('run.device="cuda": this machine or this build of torch has no CUDA; use "cpu"')
     is_seeded = config.run.randomness == "seeded"
     model = build_model(config, dataset.input_shape, dataset.num_classes)
     engine: Engine = Simulation(

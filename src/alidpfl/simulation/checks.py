@@ -7,13 +7,21 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.model_check import made_up, trial
-from alidpfl.errors import DataError
+from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation.settings import Part
 from alidpfl.simulation.runner import SimulationData
 
 _SCORES = 2  # dimensions of (B, classes)
 _ROUNDING = 1e-4
 _PARTS: dict[Part, str] = {"test": "the test data", "validation": "the public data"}
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that torch cannot use here."""
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f'device={device!r} must be "cpu" or "cuda"')
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('device="cuda": this machine or this build of torch has no CUDA; use "cpu"')
 
 
 def check_enrolment(model: nn.Module, data: SimulationData) -> None:

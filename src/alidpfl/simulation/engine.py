@@ -19,7 +19,7 @@ from alidpfl.federation.client import check_grid
 from alidpfl.federation.settings import Engine, Evaluation, Part
 from alidpfl.federation.tensors import num_params, steady_arithmetic, trained
 from alidpfl.methods import Loss, Method
-from alidpfl.simulation.checks import check_enrolment
+from alidpfl.simulation.checks import check_device, check_enrolment
 from alidpfl.simulation.runner import Runner, SimulationData
 from alidpfl.simulation.workers import SharedWeights, WorkerPool
 from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, OnShare, ignore_progress
@@ -65,6 +65,7 @@ class Simulation:
             ConfigError: settings that cannot work.
             DataError: records that the model cannot be trained on.
         """
+        check_device(device)
         if noise == "grid":
             first = method.clip_and_noise(method.start(), 0)
             check_grid(method.release, first.noise_multiplier, num_params(trained(model)))
