@@ -14,6 +14,7 @@ what they print in docs/recorded.json.
 """
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -132,7 +133,8 @@ def _fenced(lines: list[str], language: str = "text") -> str:
 
 def _first_run() -> str:
     printed = recorded()["printed"]
-    run = [*printed["run"][:2], "...", *printed["run"][-2:]]
+    *rounds, result = printed["run"]
+    run = [*rounds[:2], "...", rounds[-1], "...", result]  # left out: rounds, then a table of the settings and curves
     return _fenced(["$ make run", *run, "$ make test", *printed.get("test", [])], "console")
 
 
@@ -179,10 +181,33 @@ def _paper() -> str:
     )
     paper, ours = _headline()["mnist"]
     return (
-        f"At ε = 2 our best settings reach {ours:.2f} % on MNIST. The paper prints {paper:.2f} %, which its own\n"
-        f"model and method do not reach when we run them ({entry.mean:.2f} %):\n"
-        "[all results](docs/explanation/results.md)."
+        f"At ε = 2 our best settings reach {ours:.2f} % on MNIST. The paper reports {paper:.2f} %. When we run the\n"
+        f"paper's own model and method, we get {entry.mean:.2f} %. See [all results](docs/explanation/results.md)."
     )
+
+
+def _more_noise() -> str:
+    """Return the sentences that compare the noise of the planned run with that of the first run."""
+    record = recorded()
+    (plan,) = (line for line in record["printed"]["planned"] if line.startswith("plan:"))
+    rate, noise = (float(re.search(rf"{symbol} = ([\d.]+)", plan)[1]) for symbol in "qσ")  # type: ignore[index]
+    before, less_noise = record["config"]["privacy"]["sample_rate"], record["outcome"]["noise_multiplier"]
+    return (
+        f"In section 4, q was {before:g} and σ was {less_noise:.2f}. Batches are now {rate / before:g} times as large, "
+        f"but σ is only {noise / less_noise:.1f}\ntimes as large. So there is less noise per record, at the same ε."
+    )
+
+
+def _certainty() -> str:
+    """Return how sure an observer can be that a record was used, after it seemed 50 % likely, for some ε."""
+    values = (0.1, 0.5, 1, 2, 4, 8)
+    shares = [1 / (1 + math.exp(-epsilon)) for epsilon in values]
+    rows = (
+        ["ε", *map(str, values)],
+        ["---"] * (len(values) + 1),
+        ["at most", *(f"{100 * share:.{2 if share > 0.99 else 0}f} %" for share in shares)],  # noqa: PLR2004
+    )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _accounting() -> str:
@@ -220,9 +245,11 @@ def _persons() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "accounting": _accounting,
     "batch-and-noise": _batch_and_noise,
+    "certainty": _certainty,
     "compare": _recorded_lines("compare"),
     "first-run": _first_run,
     "first-run-lines": _recorded_lines("run"),
+    "more-noise": _more_noise,
     "open": _recorded_lines("open"),
     "paper": _paper,
     "persons": _persons,

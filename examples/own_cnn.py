@@ -3,7 +3,7 @@
 #
 # At the end you will have trained your own CNN on four clients that hold different mixes of digits.
 #
-# Any `torch.nn.Module` works if it treats each record alone. The digits are drawn by the program.
+# Any `torch.nn.Module` works if each output depends on its own record only. The program generates the digits.
 
 # %%
 import matplotlib.pyplot as plt
@@ -13,7 +13,7 @@ from torch import nn
 import alidpfl
 from alidpfl.data import dirichlet
 
-digits = alidpfl.load_dataset("strokes")  # drawn on this machine, then cached
+digits = alidpfl.load_dataset("strokes")  # generated on this machine, then cached
 inputs, targets = digits.train.inputs, digits.train.targets
 rows = dirichlet(targets, 4, beta=0.5, seed=0)
 clients = [(inputs[own], targets[own]) for own in rows]

@@ -100,7 +100,7 @@ class Table:
                 f"C and η were chosen on a held-out part of the training set ({_SEARCHED_AT}), from the same points "
                 f"for every method. All columns use them. Chosen settings: {self._tuned}."
             )
-            parts.append("The choice used accuracies without noise; no ε covers it.")
+            parts.append("The choice used accuracies without noise; ε does not cover it.")
         unsearched = dict.fromkeys(e.dataset for e in self.entries if e.dataset not in self.grid.tuned)
         if unsearched:
             parts.append(f"Not searched, run with the defaults: {', '.join(unsearched)}.")

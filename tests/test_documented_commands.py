@@ -226,7 +226,7 @@ def test_complete_commands_in_running_text_run(command, scene):
 def test_there_are_complete_commands_in_running_text():
     assert {
         "alidpfl data show npz --data-dir my-data",
-        "alidpfl account --sample-rate 0.04 --noise-multiplier 1.1 --delta 5e-6 --steps 62",
+        "alidpfl account --sample-rate 0.04 --noise-multiplier 1.1 --delta 5e-6 --steps 20",
         "alidpfl doctor",
     } <= COMPLETE.keys()
 

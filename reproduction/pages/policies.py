@@ -1,4 +1,4 @@
-"""Comparisons of policies on drawn digits and synthetic data, with paired seeds."""
+"""Comparisons of policies on generated digits and synthetic data, with paired seeds."""
 
 import statistics
 from typing import Any
@@ -8,7 +8,7 @@ from reproduction.tables import markdown_lines
 
 _REFERENCE = "ratio + late decay"
 _DATA = {"digits": "strokes-linear", "network": "strokes-cnn", "synthetic": "synthetic"}
-"""The comparisons: softmax and a small network on drawn digits, and softmax on Synthetic(1, 1)."""
+"""The comparisons: softmax and a small network on generated digits, and softmax on Synthetic(1, 1)."""
 _PAIRS = {
     "ali_early": ("ali", "early"),
     "ali_ratio": ("ali", "ratio"),

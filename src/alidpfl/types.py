@@ -33,7 +33,7 @@ OnExcess: TypeAlias = Literal["cut", "refuse"]
 VaultModel: TypeAlias = Literal["cnn", "compact_cnn", "linear", "mlp"]
 """Models that a vault can build and train."""
 UNACCOUNTED_SIGNALS = "unaccounted-signals"
-"""Value of `unsafe` that admits un-noised signals, which no ε covers."""
+"""Value of `unsafe` that allows signals without noise, which ε does not cover."""
 Signal: TypeAlias = Literal["secants", "gradient_norm", "raw"]
 """What a client reports besides its weights. All but "raw" are post-processing of noised gradients."""
 

@@ -1,4 +1,4 @@
-"""The drawn digits: the same bytes for a seed, a cache on disk, and the accuracy that models reach."""
+"""The generated digits: the same bytes for a seed, a cache on disk, and the accuracy that models reach."""
 
 import hashlib
 import os

@@ -103,7 +103,7 @@ def demo(
     keep: Annotated[Path | None, Option(help="Keep logs, keys and vaults in this new folder.")] = None,
     insecure: Annotated[bool, Option("--insecure", help="Use no TLS and no node keys.")] = False,
 ) -> None:
-    """Run a deployment on this machine: SuperLink, SuperNodes and vaults train on drawn digits.
+    """Run a deployment on this machine: SuperLink, SuperNodes and vaults train on generated digits.
 
     All processes are ended afterwards, also after Ctrl-C or a failure.
 

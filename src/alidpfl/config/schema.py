@@ -88,7 +88,10 @@ class DataSection(_Section):
     )
     pixel_range: tuple[float, float] = _setting((-1.0, 1.0), "Values of black and white pixels.", strict=False)
     num_classes: int | None = _setting(
-        None, "`npz`: number of classes. Default: counted in the clients' labels, which no ε covers.", ge=2, example=3
+        None,
+        "`npz`: number of classes. Default: counted in the clients' labels. ε does not cover this count.",
+        ge=2,
+        example=3,
     )
     alpha: float = _setting(1.0, "`synthetic`: how much clients' models differ.", ge=0, le=1e6)
     beta: float = _setting(1.0, "`synthetic`: how much clients' inputs differ.", ge=0, le=1e6)
@@ -123,7 +126,10 @@ class ModelSection(_Section):
         example=["filters.safetensors#sha256=" + 64 * "0"],
     )
     deviation_clip: float = _setting(
-        0.05, "`scatter_linear`: clip norm of the squared deviations whose sum is released.", gt=0
+        0.05,
+        "`scatter_linear`: clip norm of each record's squared deviations from the mean. Their noised sum sets the "
+        "scale of the features.",
+        gt=0,
     )
 
 
@@ -147,15 +153,15 @@ class PrivacySection(_Section):
     )
     noise: NoiseKind = _setting(
         "gaussian",
-        "`grid` is exact to the last bit, and slower: it adds whole numbers, record by record, and noise "
-        "in whole numbers.",
+        "`grid` is exact to the last bit, and slower. It adds gradients and noise as whole numbers, one record "
+        "at a time.",
     )
     statistics_noise: float = _setting(
         10.0, "`scatter_linear`: σ of each of the two releases that centre and scale its features.", gt=0
     )
     unsafe: tuple[Literal["unaccounted-signals"], ...] = _setting(
         (),
-        '["unaccounted-signals"] admits the policies `paper` and `reference`, which no ε covers.',
+        '["unaccounted-signals"] allows the policies `paper` and `reference`. ε does not cover what they read.',
         strict=False,  # TOML has lists, not tuples
         example=["unaccounted-signals"],
     )
@@ -183,8 +189,8 @@ class MethodSection(_Section):
     )
     heterogeneity: float | None = _setting(
         None,
-        "Γ of Lemma 2: how far the clients' optima lie apart. Default: the paper's value for the split (a "
-        "guess over vaults, which have no split), 1 if the clients come with the data.",
+        "Γ of Lemma 2: how far the clients' optima lie apart. Default: the paper's value for `data.dirichlet_beta`; 0 "
+        "for `iid`, 1 for `natural`. Set it yourself in a deployment.",
         ge=0,
         example=5.0,
     )
@@ -216,8 +222,8 @@ class FederationSection(_Section):
     )
     max_client_weight: float | None = _setting(
         None,
-        "Cap on one client's share of the average. A round then needs so many updates that no client "
-        "exceeds it. Default: no cap. `alidpfl flower init` writes 0.5, because a node states its own size.",
+        "Cap on one client's share of the average. A round counts only if enough clients answer for every share to "
+        "stay within it. Default: no cap. `alidpfl flower init` writes 0.5, because a node states its own size.",
         gt=0,
         le=1,
     )
@@ -231,9 +237,16 @@ class FederationSection(_Section):
 class RunSection(_Section):
     """[run]: seeds, processes and evaluation."""
 
-    seed: int = _setting(0, "Seed of the split, the first weights, the batches and the noise.", ge=0, lt=2**63)
+    seed: int = _setting(
+        0,
+        "Seed of the split and the first weights. With `seeded` randomness, also of the batches and the noise.",
+        ge=0,
+        lt=2**63,
+    )
     randomness: Literal["seeded", "secure"] = _setting(
-        "seeded", "Batches and noise: `seeded` can be repeated, `secure` uses the operating system's entropy."
+        "seeded",
+        "Batches and noise. `seeded` can be repeated, and hides nothing from anyone who knows the seed: for "
+        "experiments. `secure` uses the operating system's entropy: for private data.",
     )
     processes: int | None = _setting(None, "Worker processes. Default: one for each core.", ge=1, le=1024, example=2)
     device: Literal["cpu", "cuda"] = _setting("cpu", "Where clients train.")

@@ -76,7 +76,7 @@ class Dataset:
     is_synthetic: bool
     """True if a program made the data: results on them say nothing about results on real data."""
     shown: tuple[str, ...] = ()
-    """Facts about the clients' records that are known before training, without noise. No ε covers them."""
+    """Facts about the clients' records that are known before training, without noise. ε does not cover them."""
     test_is_held_out: bool = False
     """True if the test part was taken from the clients' own records."""
     natural_clients: tuple[Tensor, ...] | None = field(default=None, repr=False)
@@ -121,7 +121,7 @@ def load(
     lists the loaders; other packages add theirs by the entry point `alidpfl.datasets`.
 
     Args:
-        name: `strokes` (drawn digits, no download), `mnist`, `fashion_mnist`, `cifar10` (see `alidpfl data get`),
+        name: `strokes` (generated digits, no download), `mnist`, `fashion_mnist`, `cifar10` (see `alidpfl data get`),
             `synthetic` (from FedProx), `npz` (your own files, one for each client), or the name of a plug-in.
         data_dir: the only directory that is searched for real data; for `npz` the folder of the files.
         seed: draws generated data, and the records that `npz` holds out. Real data do not depend on it.

@@ -19,7 +19,7 @@ from alidpfl.registry import DATASETS
 DATA_DIR_VARIABLE = "ALIDPFL_DATA_DIR"
 
 _BUILT_IN = {
-    "strokes": "drawn digits, 60,000 + 10,000 of 1x28x28",
+    "strokes": "generated digits, 60,000 + 10,000 of 1x28x28",
     "synthetic": "Synthetic(α, β) of FedProx, 60 inputs",
 }
 

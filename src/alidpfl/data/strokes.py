@@ -1,4 +1,4 @@
-"""The data set `strokes`: 60,000 + 10,000 drawn digits of 28x28 pixels, generated from a seed without any download.
+"""The data set `strokes`: 60,000 + 10,000 digits of 28x28 pixels, generated from a seed without any download.
 
 Every image shows one way to write a digit (`glyphs`). It is moved, rotated, sheared, stretched and jittered, drawn with
 a pen of random width and softness, and gets some stray marks and noise. A convolutional network finds it as easy as

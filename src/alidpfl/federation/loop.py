@@ -170,7 +170,7 @@ class Federation:
 
     @property
     def covers_everything(self) -> bool:
-        """False if un-noised values are used or shown. Then no ε covers the run."""
+        """False if un-noised values are used or shown. Then ε does not cover the run."""
         return not (self._planner.uses_raw_signals or self.settings.shows_private_data)
 
     @property

@@ -44,7 +44,7 @@ class PolicyPlan:
     bytes: int
     why: str
     covered: bool
-    """False if the policy reads un-noised signals, which no ε covers."""
+    """False if the policy reads signals without noise, which ε does not cover."""
 
 
 @dataclass(frozen=True, kw_only=True)

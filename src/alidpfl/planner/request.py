@@ -13,9 +13,9 @@ MODEL_SIZES = MappingProxyType({"cnn": 582_026, "compact_cnn": 26_010, "linear":
 
 MIN_STEPS = 100
 """Default of `PlanRequest.min_steps`. Low noise is not enough: a model also needs steps to converge. At equal privacy
-and compute (docs/how-to/planner.md), 50 rounds on drawn digits, a network gained a point from 100 steps instead of 50.
-Softmax regression over very unequal clients, 20 rounds, lost a point from 80 steps instead of 20. No theory gives the
-number without knowing the problem."""
+and compute (docs/explanation/planning.md), 50 rounds on generated digits, a network gained a point from 100 steps
+instead of 50. Softmax regression over very unequal clients, 20 rounds, lost a point from 80 steps instead of 20. No
+theory gives the number without knowing the problem."""
 
 _BYTES_PER_PARAMETER = 8  # 4 bytes in each direction
 _MAX_COUNT = 10**12

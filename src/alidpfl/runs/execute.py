@@ -48,7 +48,7 @@ class Outcome:
     client_epsilon: dict[str, float]
     randomness: str = "unknown"
     uncovered: list[str] = field(default_factory=list)
-    """What no ε of this run covers."""
+    """What the ε of this run does not cover."""
     weakness: str | None = None
     """Why (ε, δ) hides little, if it does."""
 

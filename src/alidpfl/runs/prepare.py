@@ -60,7 +60,7 @@ class Prepared:
     clients: str
     """Fingerprint of the clients' records: a run cannot resume with other data."""
     uncovered: tuple[str, ...]
-    """What no ε of this run covers."""
+    """What the ε of this run does not cover."""
     weakness: str | None
     """Why (ε, δ) hides little, if it does."""
     warnings: tuple[str, ...]

@@ -104,7 +104,7 @@ class Policy(_Section):
     unsafe: list[Literal["unaccounted-signals", "seeded-noise"]] = Field(
         default_factory=list,
         examples=[["unaccounted-signals"]],
-        description="What the owner allows though no ε covers it: signals without noise, or noise from `seed`.",
+        description="What the owner allows though ε does not cover it: signals without noise, or noise from `seed`.",
     )
     noise: NoiseKind = Field(
         "gaussian",

@@ -1,4 +1,4 @@
-"""A demonstration of a deployment: SuperLink, SuperNodes and vaults on this machine train on drawn digits."""
+"""A demonstration of a deployment: SuperLink, SuperNodes and vaults on this machine train on generated digits."""
 
 import json
 import time
