@@ -42,7 +42,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     here = page.file.src_uri
     markdown = _LINK.sub(lambda found: _link(found, here), markdown)
     # The page of commands exists on the site only, so no Markdown file can link to it.
-    return re.sub(r"a page\s+of the site", f"[a page of the site]({_relative(_COMMANDS, here)})", markdown)
+    return re.sub(r"a page\s+for them", f"[a page for them]({_relative(_COMMANDS, here)})", markdown)
 
 
 def _link(found: re.Match[str], here: str) -> str:
