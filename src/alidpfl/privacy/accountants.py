@@ -1,10 +1,13 @@
-"""Three accountants that compute ε of a composition through dp-accounting.
+"""Three accountants that compute ε of a composition, most of it through dp-accounting.
 
 | name | bound |
 | --- | --- |
 | `rdp-paper` | Rényi DP at the paper's orders, ε = R(α) + log(1/δ)/(α−1) (Mironov 2017, Proposition 3) |
 | `rdp` | the same orders, the tighter conversion of Canonne, Kamath & Steinke 2020, Proposition 12 |
 | `pld` | privacy loss distributions, "connect the dots" (Doroshenko et al. 2022); `rdp` where that is less |
+
+`pld` has three ways: the closed form for releases without sampling, dp-accounting's distributions on a fixed grid where
+these are accurate, and `tilted_losses` for tiny δ and tiny losses.
 
 Formal guarantee: each returns an upper bound of ε, also after rounding. Neighbouring data sets differ by one added or
 removed record.
@@ -21,7 +24,10 @@ import numpy.typing as npt
 from dp_accounting import rdp
 from dp_accounting.pld import privacy_loss_distribution as pld
 
+from alidpfl.privacy.gaussian_dp import gaussian_epsilon
 from alidpfl.privacy.mechanisms import Composition, SampledGaussian
+from alidpfl.privacy.step_losses import typical_loss
+from alidpfl.privacy.tilted_losses import tilted_epsilon
 
 ORDERS: Final = (*range(2, 64), 128, 256, 512)
 """The Rényi orders α of the paper's reference code."""
@@ -30,7 +36,8 @@ Epsilon: TypeAlias = Callable[[Composition, float], float]
 """Returns ε at δ of a composition that is not empty: infinite if it has no bound, never NaN."""
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
-_INTERVAL: Final = 1e-4  # of privacy loss, between two points of the grid
+_INTERVAL: Final = 1e-4  # of privacy loss, between two points of the fixed grid
+_LEAST_UNTILTED_DELTA: Final = 1e-8  # far above the rounding error of untilted transforms
 _STEP_POINTS, _TOTAL_POINTS = 5e5, 1e7  # of the grid, for one step and for all: seconds and a few hundred megabytes
 # Noise of probability e^-40 is cut off and counted as infinite loss. This is pessimistic, by at most 4e-11 in δ over
 # MAX_STEPS. dp-accounting's own e^-50 makes every array a quarter longer.
@@ -84,22 +91,35 @@ def _rdp_paper_epsilon(composition: Composition, delta: float) -> float:
 def _pld_epsilon(composition: Composition, delta: float, *, coarser: int = 1) -> float:
     """Return the smaller of two valid bounds: that of the loss distribution, and that of Rényi DP.
 
-    The second is smaller where the grid is too coarse (the loss of a step is far below the interval), or where δ is
-    near the rounding error of the Fourier transforms.
+    The second is smaller only where losses are beyond the range of floats, or too many for memory.
     """
     bound = _rdp_epsilon(composition, delta)
+    try:
+        if all(m.sample_rate == 1 for m in composition):
+            # Releases compose to one with the sum of all 1/σ² (Dong, Roth & Su 2022, Corollary 3.3).
+            tight = gaussian_epsilon(math.sqrt(sum(m.steps / m.noise_multiplier**2 for m in composition)), delta)
+        elif _suits_fixed_grid(composition, delta, interval := _interval(composition, bound)):
+            tight = _fixed_grid_epsilon(composition, delta, coarser * interval)
+        else:
+            tight = tilted_epsilon(composition, delta, coarser=max(1, coarser // 3))
+    except (ArithmeticError, ValueError):  # losses beyond a float's exponent
+        return bound
+    return tight if tight < bound else bound
+
+
+def _suits_fixed_grid(composition: Composition, delta: float, interval: float) -> bool:
+    """Return whether untilted transforms on this grid are accurate, ten times coarser too."""
+    sampled = (m for m in composition if m.sample_rate < 1)
+    smallest = min(typical_loss(m.sample_rate, m.noise_multiplier) for m in sampled)
+    return delta >= _LEAST_UNTILTED_DELTA and smallest >= 100 * interval
+
+
+def _fixed_grid_epsilon(composition: Composition, delta: float, interval: float) -> float:
     # Fourier transforms leave an error of up to about 1e-13 + 3e-17 T in δ(ε) (measured), in either direction. So
     # subtract more than that from δ.
     delta_left = delta - 1e-12 - 1e-16 * sum(m.steps for m in composition)
-    if delta_left <= 0:
-        return bound
-    interval = coarser * _interval(composition, bound)
-    try:
-        total = reduce(lambda left, right: left.compose(right), [_composed_pld(m, interval) for m in composition])
-        tight = float(total.get_epsilon_for_delta(delta_left))
-    except (ArithmeticError, ValueError):  # dp-accounting fails on losses beyond a float's exponent
-        return bound
-    return tight if tight < bound else bound
+    total = reduce(lambda left, right: left.compose(right), [_composed_pld(m, interval) for m in composition])
+    return float(total.get_epsilon_for_delta(delta_left))
 
 
 def _extrapolated_pld_epsilon(composition: Composition, delta: float) -> float:

@@ -1,0 +1,152 @@
+"""Privacy losses of one step of the sampled Gaussian mechanism, in both directions.
+
+P and Q are the distributions of a step's output x with and without the record, in units of the clip norm:
+P = (1 − q) N(0, σ²) + q N(1, σ²) and Q = N(0, σ²) if the record is removed, the other way round if it is added
+(Zhu, Dong & Wang 2022, Proposition 30: these two pairs dominate). The loss of x is log P(x)/Q(x).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+_SKETCH_POINTS: Final = 1001
+_NEAR: Final = 0.5  # losses below it are computed by differences from 0
+_MOSTLY: Final = 0.5  # larger sampling rates need other formulas for large negative losses
+
+
+@dataclass(frozen=True)
+class Step:
+    """A mechanism that is composed `count` times. Unlike `SampledGaussian` it accepts every σ > 0."""
+
+    sample_rate: float
+    noise_multiplier: float
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class StepLosses:
+    """Probabilities of the losses `lowest`, `lowest` + 1, ... times the grid's interval."""
+
+    lowest: int
+    probabilities: Floats
+    infinite: float
+    """Probability of the losses above the grid, which count as infinite."""
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A step's losses at few points. It gives estimates, not bounds."""
+
+    log_probabilities: Floats
+    losses: Floats
+
+    def cumulants(self, tilt: float) -> Floats:
+        """Return K(θ) = log E[e^{θL}], K'(θ) and K''(θ): mean and variance of the tilted loss."""
+        exponents = self.log_probabilities + tilt * self.losses
+        top = exponents.max()
+        weights = np.exp(exponents - top)
+        total = weights.sum()
+        mean = weights @ self.losses / total
+        return np.array([top + math.log(total), mean, weights @ (self.losses - mean) ** 2 / total])
+
+
+@lru_cache(maxsize=256)
+def sketch(sample_rate: float, noise_multiplier: float, reach: float, *, remove: bool) -> Sketch:
+    """Return the sketch of a step for noise of up to `reach` standard deviations.
+
+    Args:
+        sample_rate: q.
+        noise_multiplier: σ.
+        reach: Range of the noise in standard deviations.
+        remove: Whether the record is removed; otherwise it is added.
+
+    Returns:
+        The losses at equidistant outputs x, by the trapezoidal rule.
+    """
+    x = np.linspace(-reach * noise_multiplier, 1 + reach * noise_multiplier, _SKETCH_POINTS)
+    loss = _loss(sample_rate, noise_multiplier, x)
+    without = -((x / noise_multiplier) ** 2) / 2 + math.log((x[1] - x[0]) / noise_multiplier / math.sqrt(2 * math.pi))
+    return Sketch(without + loss, loss) if remove else Sketch(without, -loss)
+
+
+@lru_cache(maxsize=256)
+def typical_loss(sample_rate: float, noise_multiplier: float) -> float:
+    """Return √(2 E[L]), about the standard deviation of a step's loss, without its rare and large values."""
+    mean = sketch(sample_rate, noise_multiplier, 12.0, remove=True).cumulants(0.0)[1]
+    return math.sqrt(2 * max(mean, 0.0))
+
+
+def loss_range(step: Step, reach: float) -> float:
+    """Return the difference of the largest and the smallest loss for noise of up to `reach` standard deviations."""
+    ends = np.array([-reach * step.noise_multiplier, 1 + reach * step.noise_multiplier])
+    return float(np.ptp(_loss(step.sample_rate, step.noise_multiplier, ends)))
+
+
+def step_losses(step: Step, interval: float, reach: float) -> tuple[StepLosses, StepLosses]:
+    """Return a step's losses on a grid, if the record is removed and if it is added. Both are pessimistic.
+
+    Args:
+        step: One step; its count does not matter.
+        interval: Distance of the grid's points.
+        reach: Noise beyond this many standard deviations is counted as infinite loss if its loss is large.
+    """
+    rate, noise = step.sample_rate, step.noise_multiplier
+    ends = _loss(rate, noise, np.array([-reach * noise, 1 + reach * noise])) / interval
+    low, high = math.floor(ends[0]), math.ceil(ends[1])
+    x = _output(rate, noise, interval * np.arange(low, high + 1))
+    cells = np.concatenate([[-np.inf], x, [np.inf]])
+    without, present = _normal_mass(cells / noise), _normal_mass((cells - 1) / noise)
+    mixture, difference = (1 - rate) * without + rate * present, rate * (present - without)
+    removed = _connect_the_dots(low, interval, mixture, without, difference)
+    added = _connect_the_dots(-high, interval, without[::-1], mixture[::-1], -difference[::-1])
+    return removed, added
+
+
+def _connect_the_dots(lowest: int, interval: float, p: Floats, q: Floats, difference: Floats) -> StepLosses:
+    """Split each cell between its two ends so that P and Q keep their masses (Doroshenko et al. 2022, Algorithm 1).
+
+    The first and the last cell of p, q and `difference` = p − q lie outside the grid. The first moves up to the lowest
+    point, the last to infinity, which is pessimistic.
+    """
+    low = interval * (lowest + np.arange(len(p) - 2))
+    # w_low + w_high = p and w_low e^-low + w_high e^-(low + interval) = q. Near loss 0, p − q keeps more digits.
+    near = difference[1:-1] - q[1:-1] * np.expm1(np.clip(low, -1.0, 1.0))
+    far = p[1:-1] - q[1:-1] * np.exp(np.minimum(low, 700.0))
+    moved_up = np.clip(np.where(np.abs(low) < _NEAR, near, far) / -math.expm1(-interval), 0.0, p[1:-1])
+    probabilities = np.concatenate([p[1:-1] - moved_up, [0.0]])
+    probabilities[1:] += moved_up
+    probabilities[0] += p[0]
+    return StepLosses(lowest, probabilities, float(p[-1]))
+
+
+@np.errstate(divide="ignore")  # log 0 at q = 1
+def _loss(sample_rate: float, noise_multiplier: float, x: Floats) -> Floats:
+    """Return log(1 − q + q e^y), y = (2x − 1) / (2σ²), to full relative precision."""
+    y = (2 * x - 1) / (2 * noise_multiplier**2)
+    near_zero = np.log1p(sample_rate * np.expm1(np.minimum(y, 1.0)))
+    elsewhere = np.logaddexp(np.log1p(-sample_rate), math.log(sample_rate) + y)
+    return np.where((y < 1) & ((y > -1) | (sample_rate < _MOSTLY)), near_zero, elsewhere)
+
+
+@np.errstate(divide="ignore")  # log 0 below the smallest loss
+def _output(sample_rate: float, noise_multiplier: float, loss: Floats) -> Floats:
+    """Return the x that has this loss, −∞ if the loss is below that of every x."""
+    near_zero = np.log1p(np.maximum(np.expm1(np.minimum(loss, 1.0)) / sample_rate, -1.0))
+    ratio = np.maximum((sample_rate - 1) * np.exp(np.minimum(-loss, 700.0)), -1.0)
+    elsewhere = loss - math.log(sample_rate) + np.log1p(ratio)
+    y = np.where((loss < 1) & ((loss > -1) | (sample_rate < _MOSTLY)), near_zero, elsewhere)
+    return noise_multiplier**2 * y + 0.5
+
+
+def _normal_mass(edges: Floats) -> Floats:
+    """Return the standard normal mass between neighbouring edges, with small masses to full relative precision."""
+    mirrored = edges[:-1] > 0
+    low, high = np.where(mirrored, -edges[1:], edges[:-1]), np.where(mirrored, -edges[:-1], edges[1:])
+    return np.asarray(ndtr(high) - ndtr(low), np.float64)
