@@ -13,7 +13,7 @@ SET_UP_FLOWER := $(VENV)/.set-up-flower
 .NOTPARALLEL:  # two set-ups at once would install into one environment
 
 .PHONY: help run demo-flower test lint types contracts unit test-slow nightly fuzz soak audit-dependencies mutants bench \
-	bench-round bench-accounting bench-grid bench-features bench-softmax bench-flower docs site format clean
+	bench-round bench-accounting bench-grid bench-features bench-softmax bench-flower bench-timing docs site format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -91,6 +91,9 @@ bench-softmax: $(SET_UP) ## Measure only a DP step of softmax regression
 
 bench-flower: $(SET_UP) ## Measure what a round of a deployment costs beside the training
 	$(BIN)/python -m benchmarks.flower
+
+bench-timing: $(SET_UP) ## Attack vaults by their answering times
+	$(BIN)/python -m benchmarks.timing
 
 docs: $(SET_UP) ## Fill the generated parts of the pages, and write the page of settings
 	$(BIN)/python -m docs.generate

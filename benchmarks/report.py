@@ -5,7 +5,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs" / "reference" / "benchmarks.md"
 
-_COMMANDS = {"flower": "make bench-flower"}  # the other sections: `make bench`
+_COMMANDS = {"flower": "make bench-flower", "timing": "make bench-timing"}  # the other sections: `make bench`
 
 
 def markdown(headings: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:

@@ -350,6 +350,10 @@ def test_fewer_nodes_will_do_where_that_was_said(tmp_path):
             {"limits": {"min_clip_norm": 2.0, "max_clip_norm": 3.0, "max_steps_per_round": 9}},
             "method.clip_norm",
         ),
+        (
+            {"limits": {"min_clip_norm": 0, "max_clip_norm": 9, "max_steps_per_round": 9, "max_noise_multiplier": 0.5}},
+            "noise_multiplier=0.5 or less",
+        ),
         ({"num_records": 1}, "num_records=1"),
         ({"parameters": [["w", [2, 2]]]}, "model.name"),
         ({"num_records": 0}, "num_records"),

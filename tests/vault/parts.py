@@ -15,6 +15,7 @@ from alidpfl.vault.folder import ANSWERS, LEDGER, SOCKET, AnswerStore, VaultFold
 from alidpfl.vault.messages import RoundRequest, decode_answer, encode
 from alidpfl.vault.policy import make_policy
 from alidpfl.vault.rounds import Vault
+from alidpfl.vault.slots import Cost, Slots, Timetable
 from tests.runs.command import Forked, forked
 
 NUM_RECORDS, NUM_FEATURES, NUM_CLASSES = 40, 6, 3
@@ -26,6 +27,7 @@ POLICY = {
     "terms": {"sample_rate": SAMPLE_RATE, "min_noise_multiplier": NOISE},
     "model": {"name": "linear"},
     "limits": {"max_steps_per_round": MOST_STEPS, "max_clip_norm": 1.0},
+    "service": {"seconds_per_round": 0.005, "seconds_per_step": 0.001},  # short, and nothing needs to be measured
 }
 
 
@@ -103,32 +105,55 @@ class CountingTrainer:
         return sum(plan.steps for plan in self.plans)
 
 
+@dataclass
+class FakeClock:
+    """A clock that stands still unless `pass_` moves it. Waiting takes no time; `waits` has its ends."""
+
+    seconds: float = 1000.0
+    waits: list = field(default_factory=list)
+
+    def pass_(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def wait_until(self, moment: float) -> None:
+        self.waits.append(moment)
+        self.seconds = max(self.seconds, moment)
+
+
 @contextmanager
-def opened(folder: VaultFolder, trainer=None, known_head=None):
-    """Open the vault in this process, by default with the real trainer."""
+def opened(folder: VaultFolder, trainer=None, known_head=None, clock=None):
+    """Open the vault in this process, by default with the real trainer and a clock that stands still."""
     with folder.lock(folder.policy()):
-        vault = without_lock(folder, trainer, known_head)
+        vault = without_lock(folder, trainer, known_head, clock)
         try:
             yield vault
         finally:
             vault.ledger.close()
 
 
-def without_lock(folder: VaultFolder, trainer=None, known_head=None) -> Vault:
+def without_lock(folder: VaultFolder, trainer=None, known_head=None, clock=None) -> Vault:
     """Open the vault as on a network disk without locks."""
     if trainer is None:
         from alidpfl.vault.training import load_trainer
 
-    policy = folder.policy()
+    policy, clock = folder.policy(), clock or FakeClock()
     enrolment, ledger = folder.open(policy, known_head)
     try:
+        trainer = load_trainer(enrolment, policy) if trainer is None else trainer
+        measure = getattr(trainer, "cost", lambda _request: Cost(round=0.01, step=0.001))
         return Vault(
             policy=policy,
             enrolment=enrolment,
             ledger=ledger,
             answers=AnswerStore(folder.path / ANSWERS),
             refusals=folder.refusals(),
-            trainer=load_trainer(enrolment, policy) if trainer is None else trainer,
+            trainer=trainer,
+            slots=Slots(
+                timetable=Timetable(policy, measure),
+                log=folder.slots(),
+                now=lambda: clock.seconds,
+                wait_until=clock.wait_until,
+            ),
         )
     except BaseException:
         ledger.close()

@@ -114,6 +114,8 @@ def test_the_policy_file_is_strict(tmp_path, text, message):
         ({"unsafe": ["no-noise"]}, r"unsafe\.0='no-noise' .*'unaccounted-signals', 'seeded-noise'"),
         ({"unsafe": 1}, r'unsafe=1 .*"unaccounted-signals", "seeded-noise"'),
         ({"anchor": 1}, r"anchor=1 "),
+        ({"limits__max_noise_multiplier": 1.5}, r"limits\.max_noise_multiplier=1\.5 .*2\.0"),
+        ({"limits__max_rounds": 0}, r"limits\.max_rounds=0 "),
         ({"limits__on_excess": "drop"}, r"limits\.on_excess='drop' .*'cut', 'refuse'"),
         ({"limits__max_steps_per_round": True}, r"limits\.max_steps_per_round=true "),
         ({"terms": {"sample_rate": 0.1}}, r"terms\.min_noise_multiplier "),

@@ -21,6 +21,7 @@ from alidpfl.vault import chain as chain_module
 from alidpfl.vault.folder import ANSWERS, LEDGER, status
 from alidpfl.vault.messages import RoundRequest, decode_answer, encode, flat
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultTroubleError
+from alidpfl.vault.service import public_info
 
 from .disk import Disk
 from .parts import (
@@ -142,6 +143,37 @@ def test_more_noise_and_a_lower_rate_are_served_and_not_charged_less_than_planne
     with opened(made_vault(tmp_path), CountingTrainer()) as vault:
         vault.answer(body(noise_multiplier=2 * NOISE, sample_rate=SAMPLE_RATE / 2, clip_norm=0.5))
         assert vault.ledger.book.account.units == 2
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "expected"), [(2.0, None, 100.0), (20.0, None, 200.0), (2.0, 2.5, 2.5), (2.0, 300.0, 300.0)]
+)
+@pytest.mark.parametrize("kind", ["planned", "filter"])
+def test_noise_has_a_largest_value(tmp_path, kind, least, most, expected):
+    """Else, under a filter, steps would cost next to nothing, and a server could time as many as it likes."""
+    terms = {"terms__min_noise_multiplier": least, "limits__max_noise_multiplier": most, "accounting__kind": kind}
+    with opened(made_vault(tmp_path, **terms), CountingTrainer()) as vault:
+        vault.answer(body(noise_multiplier=expected))
+        assert refused(vault, body(round=1, noise_multiplier=1.01 * expected)) is RefusalCode.POLICY
+        told = vault.refusals.last[-1]["message"]
+        assert f"noise_multiplier={1.01 * expected:g}" in told
+        assert "limits.max_noise_multiplier" in told
+        assert public_info(vault.enrolment, vault.policy)["limits"]["max_noise_multiplier"] == expected
+
+
+def test_the_number_of_rounds_is_limited_over_all_runs_and_restarts(tmp_path):
+    folder, trainer = made_vault(tmp_path, limits__max_rounds=3), FailingTrainer()
+    with opened(folder, trainer) as vault, pytest.raises(VaultTroubleError):
+        vault.answer(body(run="lost", steps=1))  # counts
+    assert status(folder.path)["rounds_left"] == 2
+    with opened(folder, CountingTrainer()) as vault:
+        answers = [vault.answer(body(round=k, steps=1)) for k in range(2)]
+    with opened(folder, CountingTrainer()) as vault:
+        assert refused(vault, body(round=2, steps=1)) is RefusalCode.BUDGET
+        assert refused(vault, body(run="b", steps=1)) is RefusalCode.BUDGET
+        assert vault.answer(body(round=1, steps=1)) == answers[1]  # what is stored is still sent
+        assert vault.ledger.book.account.affordable(SAMPLE_RATE, NOISE) > 0
+    assert status(folder.path)["rounds_left"] == 0
 
 
 NO_BIAS = {"1.weight": weights()["1.weight"]}

@@ -16,10 +16,11 @@ import torch
 from alidpfl.runs import load_config
 from alidpfl.runs.prepare import prepare
 from alidpfl.vault.enrolment import SplitSource
-from alidpfl.vault.folder import HEAD, LEDGER, POLICY, REFUSALS, SOCKET, VaultFolder, status
+from alidpfl.vault.folder import HEAD, LEDGER, POLICY, REFUSALS, SLOTS, SOCKET, VaultFolder, status
 from alidpfl.vault.messages import encode
 from alidpfl.vault.policy import check_plan, read_policy
 from alidpfl.vault.refusals import PlanRefusedError, RefusalCode, VaultRefusedError, refusal
+from alidpfl.vault.slots import SlotLog
 from tests.runs.command import alidpfl, forked
 
 from .parts import body, made_records, made_vault, not_served, opened, request, served, weights
@@ -55,6 +56,7 @@ def test_init_status_serve(tmp_path, records):
     assert "enrolled 40 records" in done.stdout
     policy = read_policy(folder / POLICY)
     assert (policy.budget.epsilon, policy.limits.max_steps_per_round, policy.unsafe) == (2.0, 5, [])
+    assert (policy.limits.max_rounds, policy.max_noise_multiplier) == (10_000, 100.0)
     assert (tmp_path / "anchor").read_bytes() == (folder / HEAD).read_bytes()
     told = alidpfl("vault", "status", "--dir", folder)
     assert told.exit_code == 0
@@ -71,7 +73,9 @@ def test_init_status_serve(tmp_path, records):
         told = alidpfl("vault", "status", "--dir", folder)
         assert re.search(rf"being served +│ yes, by process {process.pid} on ", told.stdout)
     told = alidpfl("vault", "status", "--dir", folder)
-    assert "1 in 1 runs" in told.stdout
+    assert "1 in 1 runs; at most 9999 more" in told.stdout
+    assert re.search(r"time slot +│ [0-9.e-]+ s and [0-9.e-]+ s a step", told.stdout)
+    assert re.search(r"slots overrun +│ [0-9]+ ", told.stdout)
     assert "1 malformed" in told.stdout
     assert "nonsense" not in told.stdout
     assert re.search(r"being served +│ no ", told.stdout)  # it was killed, and its lock file still has its name
@@ -204,6 +208,19 @@ def check_status_is_harmless(folder, shown):
     assert not any(line.startswith("round 9") for line in told.stdout.split("\n"))
 
 
+def test_init_writes_limits_and_status_shows_overruns(tmp_path, records):
+    folder = tmp_path / "vault"
+    assert init(folder, data=records, num_classes=3, max_noise_multiplier=30, max_rounds=7).exit_code == 0
+    limits = read_policy(folder / POLICY).limits
+    assert (limits.max_noise_multiplier, limits.max_rounds) == (30.0, 7)
+    SlotLog(folder / SLOTS).note_overrun("run-7", 3, 0.25, 0.75)
+    told = alidpfl("vault", "status", "--dir", folder)
+    assert re.search(r"slots overrun +│ 1 ", told.stdout)
+    assert "round 3 of run-7: 0.75 s in a slot of 0.25 s" in told.stdout
+    assert "at most 7 more" in told.stdout
+    assert json.loads(alidpfl("vault", "status", "--dir", folder, "--json").stdout)["overruns"] == 1
+
+
 def test_init_refuses_what_it_cannot_keep(tmp_path, records):
     folder = tmp_path / "vault"
     for arguments, message in (
@@ -224,6 +241,8 @@ def test_init_refuses_what_it_cannot_keep(tmp_path, records):
             "--model linear",
         ),
         ({"data": records, "num_classes": 3, "min_clip_norm": 2}, "min_clip_norm=2.0 "),
+        ({"data": records, "num_classes": 3, "max_noise_multiplier": 1}, "max_noise_multiplier=1.0 "),
+        ({"data": records, "num_classes": 3, "max_rounds": 0}, "--max-rounds=0 "),
         ({"data": records, "num_classes": 3, "anchor": tmp_path / "no" / "anchor"}, str(tmp_path / "no")),
     ):
         refused = init(folder, **arguments)

@@ -47,6 +47,10 @@ def init(
     max_clip_norm: Annotated[float, Option(help="Largest C.")],
     max_steps_per_round: Annotated[int, Option(help="Largest τ.")],
     min_clip_norm: Annotated[float, Option(help="Least C.")] = 1e-3,
+    max_noise_multiplier: Annotated[
+        float | None, Option(help="Largest σ; by default 100, or ten times the least σ if that is more.")
+    ] = None,
+    max_rounds: Annotated[int, Option(help="Rounds that the vault serves in all.")] = 10_000,
     on_excess: Annotated[OnExcess, Option(help="What to do with steps beyond the limit or the budget.")] = "cut",
     accounting: Annotated[
         AccountingKind, Option(help="planned charges every step at q and the least σ; filter at its own σ.")
@@ -91,7 +95,13 @@ def init(
         "accounting": {"kind": accounting, "accountant": accountant},
         "terms": {"sample_rate": sample_rate, "min_noise_multiplier": min_noise_multiplier, "release": release},
         "model": {"name": model, "hidden": hidden},
-        "limits": {"max_steps_per_round": max_steps_per_round, "on_excess": on_excess, **clip_norms},
+        "limits": {
+            "max_steps_per_round": max_steps_per_round,
+            "max_noise_multiplier": max_noise_multiplier,
+            "max_rounds": max_rounds,
+            "on_excess": on_excess,
+            **clip_norms,
+        },
         "service": {"keep_answers": keep_answers},
     }
     split = {"partition": partition, "dirichlet_beta": beta, "seed": split_seed, "validation": validation}
@@ -208,7 +218,14 @@ def _print_status(told: dict[str, Any], folder: Path) -> None:
     table.add_row("ε left", rounded_down(told["epsilon_left"]))
     table.add_row(f"{told['charged']} spent, left", f"{told['units_spent']}, {told['units_left']}")
     lost = f"; {told['rounds_lost']} more charged and lost" if told["rounds_lost"] else ""
-    table.add_row("rounds served", f"{told['rounds_released']} in {told['runs']} runs{lost}")
+    served = f"{told['rounds_released']} in {told['runs']} runs{lost}; at most {told['rounds_left']} more"
+    table.add_row("rounds served", served)
+    if told["slot"] is not None:
+        table.add_row("time slot", f"{told['slot']['round']:.3g} s and {told['slot']['step']:.3g} s a step")
+    table.add_row("slots overrun", str(told["overruns"]))
+    for entry in told["last_overruns"][-3:]:
+        taken = f"round {entry['round']} of {entry['run']}: {entry['seconds']:.3g} s in a slot of {entry['slot']:.3g} s"
+        table.add_row("", escape(printable(taken)))
     refused = ", ".join(f"{count} {code}" for code, count in told["refusals"].items())
     table.add_row("refused", refused or "none")
     for entry in told["last_refusals"][-3:]:  # a hostile server may have written the message

@@ -61,6 +61,7 @@ class _Terms(_Told):
 class _Limits(_Told):
     min_clip_norm: float
     max_clip_norm: float
+    max_noise_multiplier: float = 1e6
     max_steps_per_round: int = Field(ge=1, le=1_000_000)
 
 

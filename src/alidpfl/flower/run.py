@@ -216,6 +216,9 @@ def _problems(node: Node, config: Config, parts: Parts, shapes: Shapes) -> Itera
     if sigma < terms.min_noise_multiplier:
         least = terms.min_noise_multiplier
         yield f"its vault requires privacy.noise_multiplier={least:g} or more, and this run has {sigma:g}"
+    if sigma > limits.max_noise_multiplier:
+        most = limits.max_noise_multiplier
+        yield f"its vault allows privacy.noise_multiplier={most:g} or less, and this run has {sigma:g}"
     if not limits.min_clip_norm <= clip_norm <= limits.max_clip_norm:
         low, high = limits.min_clip_norm, limits.max_clip_norm
         yield f"its vault requires method.clip_norm from {low:g} to {high:g}, and this run has {clip_norm:g}"

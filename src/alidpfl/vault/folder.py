@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from alidpfl.vault.enrolment import Enrolment
 from alidpfl.vault.ledger import Book, Ledger
 from alidpfl.vault.policy import Policy, read_policy
 from alidpfl.vault.refusals import RefusalCode, refusal
+from alidpfl.vault.slots import SlotLog
 
 POLICY, ENROLMENT, LEDGER, HEAD = "policy.toml", "enrolment.json", "ledger.jsonl", "head.json"
 ANSWERS, REFUSALS, LOCK, SOCKET = "answers", "refusals.json", ".lock", "vault.sock"
+SLOTS = "slots.json"
 
 _LAST_REFUSALS = 20
 
@@ -78,6 +80,10 @@ class VaultFolder:
         """Read the log of refusals."""
         return RefusalLog.read(self.path / REFUSALS)
 
+    def slots(self) -> SlotLog:
+        """Read the log of time slots."""
+        return SlotLog.read(self.path / SLOTS)
+
     def _enrolment(self, genesis: Entry, policy: Policy) -> Enrolment:
         """Return the enrolment that the ledger began with. It must have the policy's terms."""
         path = self.path / ENROLMENT
@@ -97,7 +103,8 @@ def status(path: Path) -> dict[str, Any]:
     folder = VaultFolder(path=path)
     policy = folder.policy()
     enrolment, book, head = folder.read(policy)
-    refusals, reservations, spent = folder.refusals(), book.reservations, book.account.epsilon()
+    refusals, slots = folder.refusals(), folder.slots()
+    reservations, spent = book.reservations, book.account.epsilon()
     with disk_errors("read", path / LOCK):
         holder = lock_holder(path / LOCK)
     uncovered = Counter(use for reservation in reservations.values() for use in reservation.unsafe)
@@ -118,6 +125,10 @@ def status(path: Path) -> dict[str, Any]:
         "rounds_charged": len(reservations),
         "rounds_released": len(book.answers),
         "rounds_lost": len(reservations.keys() - book.answers.keys()),
+        "rounds_left": max(0, policy.limits.max_rounds - len(reservations)),
+        "slot": None if slots.cost is None else asdict(slots.cost),
+        "overruns": slots.overruns,
+        "last_overruns": slots.last,
         "refusals": dict(sorted(refusals.counts.items())),
         "last_refusals": refusals.last,
         "unsafe": list(policy.unsafe),

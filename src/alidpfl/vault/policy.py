@@ -21,7 +21,10 @@ from alidpfl.vault.refusals import RefusalCode, refusal
 PINNED = ("budget", "accounting", "terms", "model")
 """Sections that may not change once the ledger has begun."""
 SEEDED_NOISE = "seeded-noise"
+PROMPT_ANSWERS = "prompt-answers"
 
+_USUAL_MOST_NOISE, _MOST_NOISE_RATIO = 100.0, 10.0
+_LARGEST_NOISE = 1e6  # as in the accounting
 _LEAST_RATE = 1e-9  # below it, the divisor q n makes the weights overflow
 _HEADER = """\
 # The policy of this vault, read when it starts; docs/reference/configuration.md explains every key.
@@ -69,11 +72,22 @@ class ModelSection(_Section):
 
 
 class LimitsSection(_Section):
-    """[limits]: limits of a single round."""
+    """[limits]: limits of a single round, and of their number."""
 
     max_steps_per_round: int = Field(ge=1, le=1_000_000, examples=[10], description="The largest τ.")
     min_clip_norm: float = Field(1e-3, ge=1e-6, le=1e6, description="The least C.")
     max_clip_norm: float = Field(ge=1e-6, le=1e6, examples=[1.0], description="The largest C.")
+    max_noise_multiplier: float | None = Field(
+        None,
+        ge=1e-3,
+        le=1e6,
+        examples=[100.0],
+        description="The largest σ. Under `filter`, steps with much noise cost so little that a server could time "
+        "millions of them. Default: 100, or ten times the least σ if that is more.",
+    )
+    max_rounds: int = Field(
+        10_000, ge=1, le=1_000_000_000, description="Rounds that the vault serves in all, lost rounds included."
+    )
     on_excess: OnExcess = Field("cut", description="Run as many steps as the policy allows, or refuse the round.")
 
     @model_validator(mode="after")
@@ -84,11 +98,25 @@ class LimitsSection(_Section):
 
 
 class ServiceSection(_Section):
-    """[service]: stored answers and waiting times."""
+    """[service]: stored answers, waiting times and time slots."""
 
     keep_answers: int = Field(20, ge=1, description="Stored answers. Answers to older rounds cannot be sent again.")
     max_wait_seconds: float = Field(
         60.0, ge=0, le=3600, description="How long a caller waits while another round is trained."
+    )
+    seconds_per_round: float | None = Field(
+        None,
+        gt=0,
+        le=3600,
+        examples=[0.1],
+        description="Fixed part of the time slot at whose end a round's answer leaves. Default: measured at the start.",
+    )
+    seconds_per_step: float | None = Field(
+        None,
+        gt=0,
+        le=3600,
+        examples=[0.02],
+        description="Part of the slot for each step, at the largest q. Default: measured on made-up records.",
     )
 
 
@@ -101,10 +129,11 @@ class Policy(_Section):
         examples=["/mnt/other-disk/anchor"],
         description="A file on another disk that follows the ledger's head. It detects a restored copy of the folder.",
     )
-    unsafe: list[Literal["unaccounted-signals", "seeded-noise"]] = Field(
+    unsafe: list[Literal["unaccounted-signals", "seeded-noise", "prompt-answers"]] = Field(
         default_factory=list,
         examples=[["unaccounted-signals"]],
-        description="What the owner allows though ε does not cover it: signals without noise, or noise from `seed`.",
+        description="What the owner allows though ε does not cover it: signals without noise, noise from `seed`, or "
+        "answers that leave as soon as they are ready, so that their time depends on records.",
     )
     noise: NoiseKind = Field(
         "gaussian",
@@ -130,9 +159,20 @@ class Policy(_Section):
             raise ValueError(
                 f'seed needs unsafe = ["{SEEDED_NOISE}"], and the other way round: who knows it can subtract the noise'
             )
+        if self.max_noise_multiplier < (least := self.terms.min_noise_multiplier):
+            raise ValueError(
+                f"limits.max_noise_multiplier={self.max_noise_multiplier} must be at least {least}, the least σ of the "
+                "terms; raise it or leave it out"
+            )
         if self.noise == "grid" and self.terms.release != "step":
             raise ValueError('noise = "grid" goes on steps: set terms.release = "step", or noise = "gaussian"')
         return self
+
+    @property
+    def max_noise_multiplier(self) -> float:
+        """The largest σ. By default it admits every σ that the planner finds for these terms, and more."""
+        default = max(_USUAL_MOST_NOISE, _MOST_NOISE_RATIO * self.terms.min_noise_multiplier)
+        return self.limits.max_noise_multiplier or min(default, _LARGEST_NOISE)
 
     @property
     def anchor_file(self) -> Path | None:
@@ -197,8 +237,13 @@ def check_plan(request: RoundRequest, policy: Policy) -> None:
         _refuse(f"this vault adds noise to the {terms.release}, and the request asks for it on the {request.release}")
     if not _LEAST_RATE <= request.sample_rate <= terms.sample_rate:
         _refuse(f"sample_rate={request.sample_rate:g} must be at most {terms.sample_rate:g}, and at least 1e-9")
-    if not terms.min_noise_multiplier <= request.noise_multiplier <= 1e6:  # noqa: PLR2004 - as in the accounting
+    if not terms.min_noise_multiplier <= request.noise_multiplier:
         _refuse(f"noise_multiplier={request.noise_multiplier:g} must be at least {terms.min_noise_multiplier:g}")
+    if not request.noise_multiplier <= (most := policy.max_noise_multiplier):
+        _refuse(
+            f"noise_multiplier={request.noise_multiplier:g} must be at most {most:g}; ask for less noise, or let the "
+            "owner raise limits.max_noise_multiplier"
+        )
     low, high = policy.limits.min_clip_norm, policy.limits.max_clip_norm
     if not low <= request.clip_norm <= high:
         _refuse(f"clip_norm={request.clip_norm:g} must be between {low:g} and {high:g}")
@@ -206,6 +251,15 @@ def check_plan(request: RoundRequest, policy: Policy) -> None:
         _refuse(
             "the request asks for signals without noise. No epsilon covers them, and the owner has not allowed them by "
             f'unsafe = ["{UNACCOUNTED_SIGNALS}"]; use a policy that needs none, such as "ali"'
+        )
+
+
+def check_rounds(reserved: int, policy: Policy) -> None:
+    """Refuse a new round if the vault has served as many as the policy allows."""
+    if reserved >= (most := policy.limits.max_rounds):
+        raise refusal(
+            RefusalCode.BUDGET,
+            f"this vault has served max_rounds={most} rounds and serves no more; the owner may raise limits.max_rounds",
         )
 
 
@@ -225,7 +279,8 @@ def granted_steps(request: RoundRequest, policy: Policy, affordable: int) -> int
 def unsafe_uses(request: RoundRequest, policy: Policy) -> tuple[str, ...]:
     """Return what the answer will hold that no ε covers. The owner allowed it by name."""
     uses = [UNACCOUNTED_SIGNALS] if "raw" in request.signals else []
-    return (*uses, *([SEEDED_NOISE] if policy.seed is not None else []))
+    uses += [SEEDED_NOISE] if policy.seed is not None else []
+    return (*uses, *([PROMPT_ANSWERS] if PROMPT_ANSWERS in policy.unsafe else []))
 
 
 def _refuse(message: str) -> None:

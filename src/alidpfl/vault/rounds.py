@@ -1,5 +1,7 @@
 """A round of the vault: check the request, charge it in the ledger, train, store the answer, send it.
 
+From the moment that a record may be touched until the end of a public time slot, nothing leaves (`slots`).
+
 The order of these steps protects the budget (docs/how-to/vault.md). A round that was asked for before is never trained
 again. The process may be killed at any moment, and the ledger then records at least what was drawn:
 
@@ -28,8 +30,9 @@ from alidpfl.vault.enrolment import Enrolment
 from alidpfl.vault.folder import AnswerStore, RefusalLog
 from alidpfl.vault.ledger import Ledger, Reservation
 from alidpfl.vault.messages import RoundRequest
-from alidpfl.vault.policy import Policy, check_plan, granted_steps, unsafe_uses
+from alidpfl.vault.policy import Policy, check_plan, check_rounds, granted_steps, unsafe_uses
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultTroubleError, refusal
+from alidpfl.vault.slots import Slot, Slots
 
 Job = Callable[[NDArray[np.float32], ClientPlan], ClientUpdate]
 """Trains from these weights by this plan, with fresh randomness in every call."""
@@ -55,6 +58,7 @@ class Vault:
     answers: AnswerStore
     refusals: RefusalLog
     trainer: Trainer
+    slots: Slots
     clock: Callable[[], float] = time.time
     _turn: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -64,15 +68,15 @@ class Vault:
         return 4 * self.enrolment.num_params + messages.MOST_OVERHEAD
 
     def answer(self, content: bytes) -> bytes:
-        """Return the answer to a request. Raise VaultRefusedError, which is logged, if the request is refused."""
-        try:
-            with self._turn:
-                return self._answer(content)
-        except VaultRefusedError as error:
-            self.refusals.note(error.code, str(error))
-            raise
+        """Return the answer to a request at the end of its slot. Raise VaultRefusedError, logged, if it is refused."""
+        with self._turn, self.slots.held() as slot:
+            try:
+                return self._answer(content, slot)
+            except VaultRefusedError as error:
+                self.refusals.note(error.code, str(error))
+                raise
 
-    def _answer(self, content: bytes) -> bytes:
+    def _answer(self, content: bytes, slot: Slot) -> bytes:
         request, weights = messages.decode_request(content)
         messages.check_weights(weights, self.enrolment.shapes)
         digest = messages.request_digest(request, weights)
@@ -82,12 +86,14 @@ class Vault:
             told = f"round={request.round} must be above {last}, the last round of this run that was served"
             raise refusal(RefusalCode.ROUND_ORDER, told)
         check_plan(request, self.policy)
+        check_rounds(len(self.ledger.book.reservations), self.policy)
         rate = charged_rate(self.policy, request.sample_rate)
         affordable = self.ledger.book.account.affordable(rate, request.noise_multiplier)
         steps = granted_steps(request, self.policy, affordable)
-        job = self._ready(request)
+        job, seconds = self._ready(request, steps)
         self.answers.take_room(4 * self.enrolment.num_params + _ANSWER_OVERHEAD)
         number = self.ledger.reserve(self._reservation(request, steps, digest, rate))
+        slot.begin(seconds, request)
         update = _withheld(job, messages.flat(weights, self.enrolment.shapes), request.plan(steps))
         content = messages.encode_update(
             update,
@@ -104,9 +110,10 @@ class Vault:
         self.answers.prune(self.policy.service.keep_answers)
         return content
 
-    def _ready(self, request: RoundRequest) -> Job:
+    def _ready(self, request: RoundRequest, steps: int) -> tuple[Job, float | None]:
+        """Return the prepared training and the length of its slot. No record is read."""
         try:
-            return self.trainer.job(request)
+            return self.trainer.job(request), self.slots.timetable.seconds(request, steps)
         except (ConfigError, UnsupportedModelError) as error:  # no record was read, and nothing is charged
             raise refusal(RefusalCode.POLICY, str(error)) from None
         except DataError:  # its text may quote torch, and we cannot vouch for that

@@ -26,11 +26,13 @@ from alidpfl.errors import ConfigError
 from alidpfl.federation.tensors import keep_heap
 from alidpfl.store.files import disk_errors
 from alidpfl.vault.enrolment import Enrolment
-from alidpfl.vault.folder import ANSWERS, SOCKET, AnswerStore, VaultFolder
-from alidpfl.vault.policy import Policy
+from alidpfl.vault.folder import ANSWERS, HEAD, SOCKET, AnswerStore, VaultFolder
+from alidpfl.vault.messages import RoundRequest
+from alidpfl.vault.policy import PROMPT_ANSWERS, Policy
 from alidpfl.vault.refusals import HTTP_STATUS, RefusalCode, VaultRefusedError, refusal
 from alidpfl.vault.rounds import Vault
-from alidpfl.vault.training import load_trainer
+from alidpfl.vault.slots import Slots, Timetable, storing_seconds
+from alidpfl.vault.training import RecordTrainer, load_trainer
 
 _MOST_CONNECTIONS = 32
 _SECONDS_TO_SEND = 60.0  # for the head of a request, and again for its body
@@ -48,7 +50,7 @@ def public_info(enrolment: Enrolment, policy: Policy) -> dict[str, Any]:
         "format": "alidpfl-vault-info-1",
         **enrolment.model_dump(include=_PUBLIC),
         **policy.pinned(),
-        "limits": policy.limits.model_dump(),
+        "limits": {**policy.limits.model_dump(), "max_noise_multiplier": policy.max_noise_multiplier},
         "unsafe": list(policy.unsafe),
     }
 
@@ -153,13 +155,15 @@ def serve(
     with folder.lock(policy):
         enrolment, ledger = folder.open(policy, known_head)
         keep_heap()
+        trainer = load_trainer(enrolment, policy)
         vault = Vault(
             policy=policy,
             enrolment=enrolment,
             ledger=ledger,
             answers=AnswerStore(path / ANSWERS),
             refusals=folder.refusals(),
-            trainer=load_trainer(enrolment, policy),
+            trainer=trainer,
+            slots=_measured_slots(folder, enrolment, policy, trainer),
         )
         os.umask(0o077)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold records and the noise's key
@@ -171,6 +175,28 @@ def serve(
                 uvicorn.Server(_settings(service.app)).run(sockets=[server])
             finally:
                 service.stop()
+
+
+def _measured_slots(folder: VaultFolder, enrolment: Enrolment, policy: Policy, trainer: RecordTrainer) -> Slots:
+    """Measure what a usual round at the largest q costs, and note it for the owner. Other rounds are measured later."""
+    files = [folder.path / ANSWERS / "trial", *policy.heads(folder.path / HEAD)]
+    storing = storing_seconds(files, 4 * enrolment.num_params)
+    timetable, log, terms = Timetable(policy, trainer.cost, storing=storing), folder.slots(), policy.terms
+    output = {"method": "pe_dpfl", "options": {"variant": "output"}} if terms.release == "update" else {}
+    usual = RoundRequest.model_validate(
+        {
+            "run": "trial",
+            "round": 0,
+            "steps": 1,
+            "learning_rates": [1.0],
+            "sample_rate": terms.sample_rate,
+            "noise_multiplier": terms.min_noise_multiplier,
+            "clip_norm": policy.limits.max_clip_norm,
+            **output,
+        }
+    )
+    log.note_cost(None if PROMPT_ANSWERS in policy.unsafe else timetable.cost(usual))
+    return Slots(timetable=timetable, log=log)
 
 
 def _settings(app: Starlette) -> uvicorn.Config:

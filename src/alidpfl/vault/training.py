@@ -4,7 +4,10 @@ The code is the `LocalTrainer` of a simulation. The difference is the randomness
 """
 
 import copy
+import math
+import time
 from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,17 +18,22 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import DataError
 from alidpfl.federation.client import ClientData, LocalTrainer, check_grid
-from alidpfl.federation.tensors import num_params, trained
+from alidpfl.federation.tensors import flatten, num_params, trained
 from alidpfl.methods import make_method
 from alidpfl.models import make_model
-from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind
+from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, Signal
 from alidpfl.vault.enrolment import Enrolment, content_hash
 from alidpfl.vault.messages import RoundRequest
 from alidpfl.vault.policy import Policy
 from alidpfl.vault.refusals import RefusalCode, refusal
 from alidpfl.vault.rounds import Job
+from alidpfl.vault.slots import Cost, upper
 
 _LOSSES_KEPT = 2  # each keeps a copy of the model
+_TRIAL_SECONDS, _FEWEST_TRIALS, _MOST_TRIALS = 0.2, 3, 30
+_TRIAL_RECORDS, _TRIAL_RATE = 256, 0.1
+_NOISED_SIGNALS: frozenset[Signal] = frozenset({"secants", "gradient_norm"})
+_DEVIATIONS = 6  # a larger batch than this many standard deviations above the mean comes once in a billion steps
 
 
 class RecordTrainer:
@@ -57,6 +65,41 @@ class RecordTrainer:
 
     def job(self, request: RoundRequest) -> Job:
         """Prepare the request's loss. The trial of the model uses made-up samples, not records."""
+        return partial(self._trained, self._trainer(request))
+
+    def cost(self, request: RoundRequest) -> Cost:
+        """Measure a request's round and step on made-up records, with the largest batch that is likely at its q."""
+        trainer, data = self._trainer(request), self._made_up()
+        rate = largest_batch(len(data), request.sample_rate) / len(data)
+        plan = replace(request.plan(1), sample_rate=rate, signals=_NOISED_SIGNALS | request.plan(1).signals)
+        params = flatten(trained(self._model))
+
+        def seconds(steps: int) -> float:
+            started = time.monotonic()
+            random = RandomStream.secure()
+            trainer.train(params, data, replace(plan, learning_rates=(_TRIAL_RATE,) * steps), random)
+            return time.monotonic() - started
+
+        seconds(2)  # the first steps allocate memory
+        rounds: list[float] = []
+        steps: list[float] = []
+        end = time.monotonic() + _TRIAL_SECONDS
+        while len(steps) < _FEWEST_TRIALS or (time.monotonic() < end and len(steps) < _MOST_TRIALS):
+            rounds.append(seconds(0))
+            steps.append(seconds(2) / 2)  # two, because one step has no secant
+        return Cost(round=upper(rounds), step=upper(steps))
+
+    def _made_up(self) -> ClientData:
+        """Return made-up records, as many as there are records. They share a few rows of memory."""
+        records, random = self._data, torch.Generator().manual_seed(0)
+        count = min(len(records), _TRIAL_RECORDS)
+        return ClientData(
+            inputs=torch.randn((count, *records.inputs.shape[1:]), generator=random).to(records.inputs.dtype),
+            targets=torch.zeros((count, *records.targets.shape[1:]), dtype=records.targets.dtype),
+            rows=torch.arange(len(records)) % count,
+        )
+
+    def _trainer(self, request: RoundRequest) -> LocalTrainer:
         options = {} if request.options is None else request.options.model_dump()
         method = make_method(request.method, clip_norm=1.0, noise_multiplier=1.0, **options)
         if method.release != request.release:  # what is charged must be what is done
@@ -72,12 +115,22 @@ class RecordTrainer:
         self._trainers.move_to_end(key)
         while len(self._trainers) > _LOSSES_KEPT:
             self._trainers.popitem(last=False)
-        return partial(self._trained, self._trainers[key])
+        return self._trainers[key]
 
     def _trained(self, trainer: LocalTrainer, weights: NDArray[np.float32], plan: ClientPlan) -> ClientUpdate:
         seed = self._seed  # if there is one, the noise has the keys of a simulation
         random = RandomStream.secure() if seed is None else RandomStream.seeded(seed, plan.round, plan.client)
         return trainer.train(torch.from_numpy(weights), self._data, plan, random)
+
+
+def largest_batch(num_records: int, sample_rate: float) -> int:
+    """Return the largest size of a Poisson batch that is likely.
+
+    >>> largest_batch(200, 1.0), largest_batch(10_000, 0.01)
+    (200, 160)
+    """
+    mean = num_records * sample_rate
+    return min(num_records, math.ceil(mean + _DEVIATIONS * math.sqrt(mean * (1 - sample_rate)) + 1e-9))
 
 
 def load_trainer(enrolment: Enrolment, policy: Policy) -> RecordTrainer:
