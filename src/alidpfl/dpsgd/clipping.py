@@ -12,16 +12,8 @@ from torch import Tensor, nn
 from alidpfl.dpsgd.conv import can_defer
 from alidpfl.dpsgd.gradient_forms import Deferred, Storage, clip_factors, to_drop
 from alidpfl.dpsgd.guards import details_withheld, full_precision, model_randomness
-from alidpfl.dpsgd.model_check import (
-    check_agreement,
-    check_model,
-    check_modes,
-    gradients_one_by_one,
-    made_up,
-    no_buffer_changes,
-    run_probes,
-    trained_parameters,
-)
+from alidpfl.dpsgd.mixing import MixingTrials
+from alidpfl.dpsgd.model_check import Gradients, check_model, check_modes, no_buffer_changes, trained_parameters
 from alidpfl.dpsgd.padding import linear_layers, pad_rows, padded_linear, padded_size, unpadded_size
 from alidpfl.dpsgd.recording import Recording, find_units
 from alidpfl.dpsgd.relu_pool import join_relu_and_pool
@@ -88,10 +80,10 @@ class PerSampleClipper:
     convolutions, its memory layout becomes channels-last. It runs on the CPU. On CUDA the same code runs without the
     native kernels, and was not tested there.
 
-    Before the first batch of a new shape, a probe compares the result on a few made-up samples with plain autograd, one
-    sample at a time. The probe finds the usual ways of mixing records, not all of them. A forward pass or a loss that
-    looks across the batch for particular values only has no sensitivity bound, and no test can exclude it. The
-    guarantee is for models that treat records independently.
+    Before the first batch of a new shape, trials on made-up samples look for mixing of records. A short one is repeated
+    during training at the current weights (mixing.py). They find every way of mixing that we know. A model that looks
+    across the batch for particular values only has no sensitivity bound, and no test can exclude it. The guarantee is
+    for models that treat records independently.
     """
 
     def __init__(
@@ -136,7 +128,7 @@ class PerSampleClipper:
         if self._has_convolutions:
             # Only the layout changes, not the values. Convolutions are faster.
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._probed: set[object] = set()
+        self._trials = MixingTrials(model, loss, self.parameters, self._unclipped, self._microbatch_size)
 
     def clipped_sum(
         self, inputs: Tensor, targets: Tensor, *, clip_norm: float, seed: int, rows: Rows = None, places: Rows = None
@@ -163,7 +155,7 @@ class PerSampleClipper:
         self._check_batch(inputs, targets)
         check_modes(self.model)
         with full_precision(self._device):
-            self._probe_once(inputs, targets)
+            self._trials.before_step(inputs, targets)
             with details_withheld(), model_randomness(seed, self._device), no_buffer_changes(self.model):
                 return self._sum_of_microbatches(inputs, targets, clip_norm)
 
@@ -269,23 +261,10 @@ class PerSampleClipper:
             remedy = f"inputs.to({dtype})" + (" / 255" if inputs.dtype == torch.uint8 else "")
             raise DataError(f"inputs have dtype {inputs.dtype}, the model's parameters {dtype}; convert them: {remedy}")
 
-    def _probe_once(self, inputs: Tensor, targets: Tensor) -> None:
-        key = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, self.model.training)
-        if key in self._probed:
-            return
+    def _unclipped(self, inputs: Tensor, targets: Tensor) -> Gradients:
+        found = self.sum_of_made_up(inputs, targets, math.inf)
+        return found.statistics.norms, found.gradients
 
-        def probe(x: Tensor, number: int) -> float:
-            with torch.no_grad():
-                outputs = self.model(x)
-            # The classes may be in any dimension: labels below the smallest fit all of them.
-            classes = min(outputs.shape[1:]) if isinstance(outputs, Tensor) and outputs.dim() > 1 else None
-            y = made_up(targets, number, classes)
-            losses = (self._loss(self.model(one), label) for one, label in zip(x.split(1), y.split(1), strict=True))
-            with no_buffer_changes(self.model):
-                ours = self._microbatch(x, y, math.inf)
-                truth = gradients_one_by_one(self.parameters, losses)
-            check_agreement((ours.statistics.norms, ours.gradients), truth)
-            return float(ours.statistics.norms.nan_to_num(posinf=0.0).max())
-
-        run_probes(self.model, inputs, targets, probe)
-        self._probed.add(key)
+    def sum_of_made_up(self, inputs: Tensor, targets: Tensor, clip_norm: float) -> ClippedSum:
+        """Return the clipped sum of one micro-batch of made-up samples, for trials and audits. Never for records."""
+        return self._microbatch(inputs, targets, clip_norm)

@@ -5,16 +5,21 @@ its module, or a buffer is rewritten. So the model also runs on a few made-up sa
 nobody's data, so an error about them reveals nothing.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from alidpfl.dpsgd.gradient_forms import squared_norms
-from alidpfl.errors import DataError, UnsupportedModelError
+from alidpfl.dpsgd.made_up import num_tokens
+from alidpfl.errors import AliDpflError, DataError, UnsupportedModelError
+
+Gradients = tuple[Tensor, Mapping[str, Tensor]]
+"""Each record's gradient norm (B,), and the sum of the records' gradients by name of the parameter."""
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -132,7 +137,9 @@ def trial(model: nn.Module, inputs: Tensor, targets: Tensor) -> Iterator[None]:
             dropout.eval()
         with no_buffer_changes(model):
             yield
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, ValueError) as error:
+        if isinstance(error, AliDpflError):
+            raise
         raise DataError(
             f"the model cannot take inputs of shape {tuple(inputs.shape[1:])} and type {inputs.dtype} with targets of "
             f"shape {tuple(targets.shape[1:])} and type {targets.dtype}: {str(error).splitlines()[0]}"
@@ -143,19 +150,16 @@ def trial(model: nn.Module, inputs: Tensor, targets: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _perturbed_weights(model: nn.Module, number: int) -> Iterator[None]:
-    """Move the weights a little in probe 1. A layer that begins at zero hides all layers behind it until trained."""
-    if number != 1:
-        yield
-        return
+def perturbed_weights(model: nn.Module, size: float = 0.1, seed: int = 1) -> Iterator[None]:
+    """Move the weights, relative to their size. A layer that begins at zero hides all layers behind it until then."""
     kept = [(p, p.detach().clone()) for p in model.parameters() if p.is_floating_point()]
-    generator = torch.Generator("cpu").manual_seed(number)
+    generator = torch.Generator("cpu").manual_seed(seed)
     try:
         with torch.no_grad():
             for parameter, values in kept:
-                size = float(values.square().mean().sqrt()) if values.numel() else 0.0
+                scale = float(values.square().mean().sqrt()) if values.numel() else 0.0
                 noise = torch.randn(values.shape, generator=generator, dtype=values.dtype, device="cpu")
-                parameter.add_(noise.to(values.device), alpha=0.1 * (size or 1.0))
+                parameter.add_(noise.to(values.device), alpha=size * (scale or 1.0))
         yield
     finally:
         with torch.no_grad():
@@ -172,11 +176,10 @@ def run_probes(model: nn.Module, inputs: Tensor, targets: Tensor, probe: Callabl
         targets: Its targets. Only shape and type are read.
         probe: Takes made-up inputs and the probe's number. It returns the size of the gradients that it found.
     """
-    num_tokens = min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=None)
     found = 0.0
     for number in range(len(_SIZES)):
-        with trial(model, inputs, targets), _perturbed_weights(model, number):
-            found += probe(made_up(inputs, number, num_tokens), number)
+        with trial(model, inputs, targets), perturbed_weights(model) if number == 1 else nullcontext():
+            found += probe(made_up(inputs, number, num_tokens(model)), number)
     if not found > 0:
         raise UnsupportedModelError(
             "all gradients of this model are zero on made-up samples, so that its per-sample gradients cannot be "
@@ -184,34 +187,73 @@ def run_probes(model: nn.Module, inputs: Tensor, targets: Tensor, probe: Callabl
         )
 
 
-def gradients_one_by_one(parameters: dict[str, Tensor], losses: Iterable[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def gradients_one_by_one(parameters: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Gradients:
     """Return each record's gradient norm (B,), and the sums of gradients by name in double, by plain autograd.
 
     `losses` has one loss (1,) for each record. It is read with gradients switched on.
     """
-    norms = []
     sums = {name: torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for name, p in parameters.items()}
+
+    def added(grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        for total, grad in zip(sums.values(), grads, strict=True):
+            total.add_(grad)
+        return grads
+
+    return _norms(map(added, _each_gradient(parameters, losses))), sums
+
+
+def norms_one_by_one(parameters: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Tensor:
+    """Return each record's gradient norm (B,) by plain autograd, from its loss (1,)."""
+    return _norms(_each_gradient(parameters, losses))
+
+
+def _norms(gradients: Iterable[Sequence[Tensor]]) -> Tensor:
+    return torch.stack([torch.stack([squared_norms(part.flatten()) for part in g]).sum().sqrt() for g in gradients])
+
+
+def _each_gradient(parameters: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Iterator[Sequence[Tensor]]:
+    values = list(parameters.values())
     with torch.enable_grad():
         for loss in losses:
-            values = list(parameters.values())
-            grads = torch.autograd.grad(loss.sum(), values, allow_unused=True, materialize_grads=True)
-            norms.append(torch.stack([squared_norms(grad.flatten()) for grad in grads]).sum().sqrt())
-            for total, grad in zip(sums.values(), grads, strict=True):
-                total.add_(grad)
-    return torch.stack(norms), sums
+            yield torch.autograd.grad(loss.sum(), values, allow_unused=True, materialize_grads=True)
 
 
-def check_agreement(found: tuple[Tensor, dict[str, Tensor]], truth: tuple[Tensor, dict[str, Tensor]]) -> None:
-    """Raise UnsupportedModelError if norms (B,) and sums of gradients differ from the truth by more than rounding."""
+@contextmanager
+def fails_alone(*kinds: type[Exception]) -> Iterator[None]:
+    """Refuse a model that fails here on one record alone. It took a batch before."""
+    try:
+        yield
+    except kinds as error:
+        if isinstance(error, AliDpflError):
+            raise
+        raise UnsupportedModelError(
+            f"this model takes a batch and fails on one record alone ({str(error).splitlines()[0]}): a layer or the "
+            "loss mixes the records of a batch; use layers and a loss that treat each record alone"
+        ) from error
+
+
+def disagreement(found: Gradients, truth: Gradients) -> float:
+    """Return how far norms (B,) and sums of gradients differ from the truth, in units of what rounding may do.
+
+    A float32 norm is off by some 1e-7 times the number of layers, and `_TOLERANCE` is a thousand times that. Below it,
+    mixing is not seen: each record of a batch may then move the others by 1e-4 of their gradients at most. Sums may be
+    left out of `found` as an empty mapping.
+    """
     (norms, sums), (true_norms, true_sums) = found, truth
     finite = true_norms < _LARGE  # an outlier may overflow float32, and then shows nothing
     largest = float(true_norms[finite].max()) if bool(finite.any()) else 0.0
     allowed = _TOLERANCE * true_norms + _OF_LARGEST * largest + torch.finfo(torch.float32).tiny
-    agree = bool(((norms - true_norms).abs() <= allowed)[finite].all())
-    if bool(finite.all()):
+    ratios = ((norms - true_norms).abs() / allowed)[finite]
+    worst = float(ratios.nan_to_num(math.inf).max()) if len(ratios) else 0.0
+    if sums and bool(finite.all()):
         off = max(float((sums[name] - true_sums[name]).norm()) for name in sums)
-        agree = agree and off <= float(allowed.sum())
-    if not agree:
+        worst = max(worst, off / float(allowed.sum()) if math.isfinite(off) else math.inf)
+    return worst
+
+
+def check_agreement(found: Gradients, truth: Gradients) -> None:
+    """Raise UnsupportedModelError if norms (B,) and sums of gradients differ from the truth by more than rounding."""
+    if disagreement(found, truth) > 1:
         raise UnsupportedModelError(
             "the per-sample gradients of this model do not agree with autograd on one record at a time: a layer or the "
             "loss mixes the records of a batch, or a parameter is used without calling its module, or randomness "

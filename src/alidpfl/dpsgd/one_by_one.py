@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from alidpfl.dpsgd.clipping import Loss, Rows, cross_entropy
 from alidpfl.dpsgd.guards import details_withheld, full_precision, model_randomness
+from alidpfl.dpsgd.made_up import num_tokens
+from alidpfl.dpsgd.mixing import Schedule
 from alidpfl.dpsgd.model_check import (
     check_model,
     check_modes,
@@ -19,6 +21,7 @@ from alidpfl.dpsgd.model_check import (
     no_buffer_changes,
     run_probes,
     trained_parameters,
+    trial,
 )
 from alidpfl.dpsgd.softmax import is_softmax_regression
 from alidpfl.errors import ConfigError, DataError, UnsupportedModelError
@@ -52,6 +55,7 @@ class OneByOneClipper:
         self.parameters: dict[str, Tensor] = dict(trained_parameters(model))
         self._loss = loss
         self._is_softmax = loss is cross_entropy and is_softmax_regression(model)
+        self._schedule = Schedule()
         self._is_tried = self._is_softmax  # a closed form needs no trial
         if any(parameter.device.type != "cpu" for parameter in self.parameters.values()):
             raise ConfigError('noise="grid" needs a model on the CPU: call model.cpu(), or set device="cpu"')
@@ -71,6 +75,11 @@ class OneByOneClipper:
 
         run_probes(self.model, inputs, targets, probe)
         self._is_tried = True
+
+    def _try_again(self, inputs: Tensor, targets: Tensor) -> None:
+        """Look for a state at the present weights, since a model may keep one at some weights only."""
+        with trial(self.model, inputs, targets), model_randomness(0, _CPU):
+            self._stateless_gradient(made_up(inputs, 0, num_tokens(self.model)), made_up(targets, 0))
 
     def _stateless_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the first record's gradient. Refuse a model that changes it after seeing the other records."""
@@ -103,8 +112,11 @@ class OneByOneClipper:
         """
         rows = torch.arange(len(inputs)) if rows is None else rows
         check_modes(self.model)
+        is_due = self._schedule.is_due()
         if not self._is_tried:
             self.rehearse(inputs, targets)
+        elif is_due and not self._is_softmax:
+            self._try_again(inputs, targets)
         pairs = zip(rows.tolist(), (rows if places is None else places).tolist(), strict=True)
         with details_withheld(), model_randomness(seed, _CPU), no_buffer_changes(self.model):
             for row, place in pairs:

@@ -17,6 +17,24 @@ def audit_view(audit: dict[str, Any]) -> Group:
     return Group(*(table(audit[part]) for part, table in tables.items() if audit[part] is not None), *_verdict(audit))
 
 
+def model_view(name: str, found: dict[str, Any]) -> Group:
+    """Return the table of a search for mixing, and the verdict."""
+    rows = {
+        "batches": str(found["trials"]),
+        "sum moved": f"{found['moved']:.4g} C at most by one record; 1 C is allowed",
+        "others moved": f"{found['others_moved']:.2g} C at most by one record, in a batch of {found['batch_size']}; "
+        f"{found['allowed']:.2g} C is rounding",
+        "at first sight": "refused" if found["refusal"] else "accepted",
+    }
+    if found["mixing"]:
+        verdict = Text(f"REFUTED: {name} mixes records, so that no ε covers its training", style="bold red")
+    elif found["refusal"]:
+        verdict = Text(f"REFUTED: {found['refusal']}", style="bold red")
+    else:
+        verdict = Text(f"not refuted: no batch was found in which {name} mixes records. This is no proof.")
+    return Group(_table("One record left out of made-up batches", rows), verdict)
+
+
 def _step_table(step: dict[str, Any]) -> Table:
     caught = step["catches"]
     rows = {

@@ -1,0 +1,101 @@
+"""Find the model and the loss that an audit names: by a name of the registry, or as PACKAGE.MODULE:ATTRIBUTE."""
+
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from alidpfl.audit.mixing import ModelAudit, audit_model
+from alidpfl.config import Config
+from alidpfl.errors import ConfigError
+from alidpfl.methods import Loss
+from alidpfl.models import make_model
+from alidpfl.registry import LOSSES
+from alidpfl.runs.data import load_data
+from alidpfl.types import OnProgress
+
+
+def audit_named_model(
+    config: Config,
+    name: str,
+    *,
+    input_shape: tuple[int, ...] | None = None,
+    num_classes: int | None = None,
+    loss: str | None = None,
+    seconds: float = 10.0,
+    trials: int | None = None,
+    seed: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> ModelAudit:
+    """Audit a model by its name, with `audit_model`.
+
+    Args:
+        config: Gives the data set, the width of hidden layers and the loss, where they are not given.
+        name: A name of the registry `MODELS`, or PACKAGE.MODULE:FACTORY. A factory takes nothing, or the shape of an
+            input and the number of classes. A module that is already built is taken as it is.
+        input_shape: Shape of one input. None: that of the configured data set.
+        num_classes: Number of outputs. None: that of the configured data set.
+        loss: A name of the registry `LOSSES`, or PACKAGE.MODULE:FUNCTION. None: the configured loss.
+        seconds: Time to search, if `trials` is None.
+        trials: Number of batches to try.
+        seed: Of the model's weights and the search. None: weights of seed 0, and fresh entropy.
+        on_progress: Called with the current task and the share that is done.
+
+    Returns:
+        The findings.
+
+    Raises:
+        ConfigError: A name or a number does not fit.
+        DataError: The model cannot take such inputs.
+    """
+    compute_loss: Loss = _imported(loss) if loss and ":" in loss else LOSSES[loss or config.model.loss]
+    make = _imported(name) if ":" in name else None
+    if input_shape is None or num_classes is None:
+        dataset = load_data(config, on_progress)
+        input_shape, num_classes = input_shape or dataset.input_shape, num_classes or dataset.num_classes
+    if make is None:
+        model = make_model(name, input_shape, num_classes, hidden=config.model.hidden, seed=seed or 0)
+    else:
+        model = _made(make, name, input_shape, num_classes, seed or 0)
+    options: dict[str, Any] = {"seconds": seconds, "trials": trials, "seed": seed, "on_progress": on_progress}
+    return audit_model(model, input_shape, loss=compute_loss, **options)
+
+
+def _imported(name: str) -> Any:
+    """Import PACKAGE.MODULE:ATTRIBUTE, also from the current folder."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{name!r} cannot be imported ({type(error).__name__}: {error}); write PACKAGE.MODULE:ATTRIBUTE, and run "
+            "this in the folder of the module or install its package"
+        ) from error
+
+
+def _made(
+    make: nn.Module | Callable[..., nn.Module], name: str, shape: tuple[int, ...], num_classes: int, seed: int
+) -> nn.Module:
+    if isinstance(make, nn.Module):
+        return make
+    if not callable(make):
+        raise ConfigError(f"{name!r} is a {type(make).__name__}; it must be a torch module or make one")
+    parameters = inspect.signature(make).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(needed) not in (0, 2):
+        raise ConfigError(f"{name!r} takes {len(needed)} arguments; it must take none, or (input_shape, num_classes)")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = make(shape, num_classes) if needed else make()
+        except Exception as error:  # any fault of the user's code, in its own words
+            raise ConfigError(f"{name!r} made no model ({type(error).__name__}: {error})") from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{name!r} returned a {type(model).__name__}; it must return a torch module")
+    return model
