@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,15 @@ def _persons() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def _hostile(split: str) -> Callable[[], str]:
+    def block() -> str:
+        from reproduction.experiments import hostile
+
+        return f"{hostile.table(split)}\n\n{textwrap.fill(hostile.reached(split), 120)}"
+
+    return block
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "accounting": _accounting,
     "batch-and-noise": _batch_and_noise,
@@ -249,6 +259,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "compare": _recorded_lines("compare"),
     "first-run": _first_run,
     "first-run-lines": _recorded_lines("run"),
+    "hostile-iid": _hostile("iid"),
+    "hostile-recipe": _hostile("recipe"),
     "more-noise": _more_noise,
     "open": _recorded_lines("open"),
     "paper": _paper,

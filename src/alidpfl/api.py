@@ -141,7 +141,7 @@ def federate(
         policy: how τ is chosen: a name, or an object of your own (see `Policy`); None for the method's default.
         loss: the loss of each record: a name, or a function of outputs and targets.
         clip_norm: C, the norm to which each record's gradient is clipped, for a method given by name.
-        server: momentum, averaging, quorum.
+        server: momentum, averaging, quorum, and what limits hostile clients.
         seed: makes the simulation repeatable. NOT private from anyone who knows it. None for secure randomness.
         processes: worker processes; None for one for each core.
         device: "cpu" or "cuda".

@@ -6,8 +6,8 @@ without a change here:
     [project.entry-points."alidpfl.policies"]
     my_policy = "my_package.policies:MyPolicy"
 
-The groups are `alidpfl.policies`, `.methods`, `.models`, `.losses`, `.accountants` and `.datasets`. Names are known
-without importing a part; the part itself is imported when it is first used.
+The groups are `alidpfl.policies`, `.methods`, `.aggregations`, `.models`, `.losses`, `.accountants` and `.datasets`.
+Names are known without importing a part; the part itself is imported when it is first used.
 """
 
 import pkgutil
@@ -120,6 +120,18 @@ MODELS = Registry(
     },
 )
 """Networks: functions from (input_shape, num_classes) to a module."""
+
+AGGREGATIONS = Registry(
+    "aggregation",
+    "alidpfl.aggregations",
+    {
+        "mean": "alidpfl.federation.aggregation:mean",
+        "trimmed_mean": "alidpfl.federation.aggregation:trimmed_mean",
+        "median": "alidpfl.federation.aggregation:median",
+        "geometric_median": "alidpfl.federation.aggregation:geometric_median",
+    },
+)
+"""How a round's updates become one: functions that follow `alidpfl.federation.aggregation.Aggregation`."""
 
 LOSSES = Registry("loss", "alidpfl.losses", {"cross_entropy": "alidpfl.dpsgd:cross_entropy"})
 """Losses of each sample: functions from outputs (B, ...) and targets (B, ...) to (B,)."""

@@ -30,13 +30,19 @@ def test_init_writes_settings_that_read_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "weight"),
-    [((), 0.5), (("--set", "federation.max_client_weight=0.9"), 0.9), (("--simulation",), None)],
+    ("arguments", "weight", "ratio"),
+    [
+        ((), 0.5, 3.0),
+        (("--set", "federation.max_client_weight=0.9"), 0.9, 3.0),
+        (("--set", "federation.max_size_ratio=7"), 0.5, 7.0),
+        (("--simulation",), None, None),
+    ],
 )
-def test_init_caps_the_weight_of_a_node_whose_size_nobody_can_check(tmp_path, arguments, weight):
+def test_init_caps_the_weight_of_a_node_whose_size_nobody_can_check(tmp_path, arguments, weight, ratio):
     assert alidpfl("flower", "init", tmp_path / "app", *arguments).exit_code == 0
     app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert from_run_config(flat(app["config"]))[0].federation.max_client_weight == weight
+    federation = from_run_config(flat(app["config"]))[0].federation
+    assert (federation.max_client_weight, federation.max_size_ratio) == (weight, ratio)
 
 
 def test_init_writes_over_nothing(tmp_path):

@@ -19,7 +19,7 @@ flower_app = typer.Typer(
     help="Train over nodes with Flower; see docs/how-to/deploy.md.\n\nExample:\n  alidpfl flower demo",
 )
 
-_LARGEST_WEIGHT = 0.5
+_CAPS = {"max_client_weight": 0.5, "max_size_ratio": 3.0}
 
 
 @flower_app.command()
@@ -46,10 +46,11 @@ def init(
 
     if nodes is not None:
         checks.whole("--nodes", nodes, low=1)
-    settings = load_config(config, overrides or [])
-    if settings.federation.max_client_weight is None and not simulation:
-        # Nobody can check how many records a node has. One that claims 10^12 must not dominate the average.
-        settings = load_config(config, [*(overrides or []), f"federation.max_client_weight={_LARGEST_WEIGHT}"])
+    settings, wanted = load_config(config, overrides or []), list(overrides or [])
+    if not simulation:
+        # Nobody can check how many records a node has. Those that claim 10^12 must not dominate the average.
+        unset = {key: cap for key, cap in _CAPS.items() if getattr(settings.federation, key) is None}
+        settings = load_config(config, [*wanted, *(f"federation.{key}={cap}" for key, cap in unset.items())])
     options = FlowerOptions(
         out=str((out or Path("runs") / folder.name).absolute()),
         nodes=settings.data.clients if nodes is None else nodes,

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from alidpfl.inputs.checks import as_bytes, as_seconds
-from alidpfl.registry import ACCOUNTANTS, DATASETS, LOSSES, METHODS, MODELS, POLICIES, Registry
+from alidpfl.registry import ACCOUNTANTS, AGGREGATIONS, DATASETS, LOSSES, METHODS, MODELS, POLICIES, Registry
 from alidpfl.types import NoiseKind, Release
 
 if TYPE_CHECKING:
@@ -27,7 +27,14 @@ STATISTICS_SETTINGS = (
 """Settings that only `scatter_linear` reads."""
 
 # Left out of config.toml at their defaults: runs and results that are older than these settings keep their identity.
-_LATER_SETTINGS = {("privacy", "noise"): "gaussian", ("model", "loss"): "cross_entropy", ("data", "loader_options"): {}}
+_LATER_SETTINGS = {
+    ("privacy", "noise"): "gaussian",
+    ("model", "loss"): "cross_entropy",
+    ("data", "loader_options"): {},
+    ("federation", "signal_limit"): 2.0,
+    ("federation", "aggregation"): "mean",
+    ("federation", "trim"): 0.3,
+}
 _WITH_CLIENTS = frozenset({"synthetic", "npz"})  # data sets that say who holds what
 
 
@@ -50,6 +57,7 @@ def _checked_by(registry: Registry) -> tuple[Any, Registry]:
 
 
 Accountant = Annotated[str, *_checked_by(ACCOUNTANTS)]
+AggregationName = Annotated[str, *_checked_by(AGGREGATIONS)]
 DataName = Annotated[str, *_checked_by(DATASETS)]
 LossName = Annotated[str, *_checked_by(LOSSES)]
 MethodName = Annotated[str, *_checked_by(METHODS)]
@@ -229,6 +237,25 @@ class FederationSection(_Section):
     )
     weight_exponent: float = _setting(
         1.0, "A client's share is its number of records to this power. Above 1, small clients count less.", ge=0, le=2
+    )
+    max_size_ratio: float | None = _setting(
+        None,
+        "A client's records count for at most this many times those of the median client. Default: no limit. `alidpfl "
+        "flower init` writes 3, because a node states its own size.",
+        ge=1,
+        example=3.0,
+    )
+    signal_limit: float = _setting(
+        2.0,
+        "The signal in an update, which is what is left without its known noise, counts for at most this many times "
+        "the round's median signal. A large number such as 1e9 switches it off.",
+        ge=1,
+    )
+    aggregation: AggregationName = _setting(
+        "mean", "How updates are averaged. All but `mean` limit what a minority of hostile clients can do further."
+    )
+    trim: float = _setting(
+        0.3, "`trimmed_mean`: share of the weight that is left out at each end of every coordinate.", ge=0, lt=0.5
     )
     dropout_rate: float = _setting(0.0, "Simulated share of clients that never answer.", ge=0, lt=1)
     straggler_rate: float = _setting(0.0, "Simulated share of clients that answer too late.", ge=0, lt=1)

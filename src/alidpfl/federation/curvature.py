@@ -110,7 +110,7 @@ class CurvatureTracker:
     def observe(
         self,
         before: Tensor,
-        mean_update: Tensor,
+        mean_update: Tensor | None,
         arrived: Sequence[tuple[float, ClientPlan, ClientUpdate]],
         sizes: Mapping[ClientId, int],
     ) -> "CurvatureTracker":
@@ -118,13 +118,14 @@ class CurvatureTracker:
 
         Args:
             before: the weights before the round.
-            mean_update: the weighted mean of the accepted updates.
-            arrived: share p_i, plan and update of each accepted client.
+            mean_update: the weighted sum of the accepted updates. None if the round's update was no such sum, so that
+                its noise is unknown; then only the clients' own secants count.
+            arrived: weight, plan and update of each accepted client.
             sizes: number of records of each client.
         """
         estimate = self.estimate
         within = pool([(share, update.secants) for share, _, update in arrived if update.secants is not None])
-        now = _mean_gradient(before, mean_update, arrived, sizes)
+        now = None if mean_update is None else _mean_gradient(before, mean_update, arrived, sizes)
         for sums in (within, _across(self.last, now)):
             if sums is not None:
                 estimate = estimate.observe(sums)

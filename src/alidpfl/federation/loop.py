@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from alidpfl.errors import ConfigError
 from alidpfl.federation import server
 from alidpfl.federation.curvature import CurvatureTracker
+from alidpfl.federation.defence import Defence
+from alidpfl.federation.inspection import honest_laws
+from alidpfl.federation.noise_law import HonestLaw
 from alidpfl.federation.planning import BYTES_PER_NUMBER, Observed, RoundPlanner
 from alidpfl.federation.server import ServerSettings, ServerState
 from alidpfl.federation.settings import Engine, Evaluation, FederationSettings, Outlook, Part, Progress
@@ -53,7 +56,7 @@ class Federation:
             ledger: every client's account.
             sizes: number of records of each client, public by enrolment.
             settings: rounds, limits, step sizes.
-            server_settings: momentum, averaging, quorum.
+            server_settings: momentum, averaging, quorum, and what protects from hostile clients.
             bytes_before: traffic before the first round.
             clock: returns seconds, for the time limit.
         """
@@ -61,6 +64,7 @@ class Federation:
         self._model, initial = copy.deepcopy(model), flatten(trained(model))
         self._sizes = dict(enumerate(sizes))
         self.settings, self._server_settings = settings, server_settings or ServerSettings()
+        self._counted = server.counted_sizes(self._sizes, self._server_settings.max_size_ratio)
         self._clock = clock
         self._planner = RoundPlanner(
             method=method,
@@ -74,6 +78,7 @@ class Federation:
         self.server = ServerState(params=initial)
         self.progress = Progress(bytes=bytes_before)
         self.stop_reason: StopReason | None = None
+        self._defence = Defence(self._server_settings, len(self._sizes), len(initial))
         self._curvature = CurvatureTracker()
         self._observed = Observed(method_state=method.start())
 
@@ -100,10 +105,12 @@ class Federation:
         self._charge(plans)  # before dispatch: a requested round counts as spent, whatever comes back
         updates = self._dispatch(plans)
         done = _as_done(plans, updates)
-        accepted, rejected = self._inspect(updates, done)
+        laws = honest_laws(done, len(self.server.params), self._sizes)
+        rejected = self._defence.rejections(updates, laws, self.server)
+        accepted = [update for update in updates if update.client not in rejected]
         aggregated = len(accepted) >= self._server_settings.least_updates(len(plans))
         if aggregated:
-            self._aggregate(accepted, done)
+            self._aggregate(accepted, done, laws)
         self._advance(plans, len(updates))
         record = self._record(decision, plans, updates, rejected, aggregated)
         self.stop_reason = self._reason_to_stop()
@@ -196,25 +203,17 @@ class Federation:
         answering = [plan for plan in plans if plan.client not in lost]
         return self._engine.train(self.server.params, answering) if answering else []
 
-    def _inspect(
-        self, updates: Sequence[ClientUpdate], plans: Sequence[ClientPlan]
-    ) -> tuple[list[ClientUpdate], dict[ClientId, str]]:
-        by_client = {plan.client: plan for plan in plans}
-        reasons = {
-            u.client: server.reason_to_reject(u, by_client[u.client], self.server.params, self._sizes[u.client])
-            for u in updates
-        }
-        accepted = [u for u in updates if reasons[u.client] is None]
-        return accepted, {client: reason for client, reason in reasons.items() if reason is not None}
-
-    def _aggregate(self, accepted: Sequence[ClientUpdate], plans: Sequence[ClientPlan]) -> None:
+    def _aggregate(
+        self, accepted: Sequence[ClientUpdate], plans: Sequence[ClientPlan], laws: Mapping[ClientId, HonestLaw]
+    ) -> None:
         """Move the model, and update what the next round's plan may depend on."""
         shares, before = self._shares([u.client for u in accepted]), self.server.params
-        mean = server.mean_update(before, accepted, shares)
-        self.server = server.step(self.server, mean, self._server_settings)
+        found = self._defence.averaged(accepted, shares, laws, before)
+        self.server = server.step(self.server, found.update, self._server_settings)
         if self._policy.needs_curvature:
             by_client = {plan.client: plan for plan in plans}
-            arrived = [(share, by_client[u.client], u) for share, u in zip(shares, accepted, strict=True)]
+            weights, mean = found.weights or shares, found.update if found.weights else None
+            arrived = [(weight, by_client[u.client], u) for weight, u in zip(weights, accepted, strict=True)]
             self._curvature = self._curvature.observe(before, mean, arrived, self._sizes)
         observed = replace(self._observed, curvature=self._curvature.estimate.value)
         raw = [(share, u.raw) for share, u in zip(shares, accepted, strict=True) if u.raw is not None]
@@ -228,7 +227,7 @@ class Federation:
 
     def _shares(self, clients: Sequence[ClientId]) -> list[float]:
         settings = self._server_settings
-        return server.shares(self._sizes, clients, settings.max_client_weight, settings.weight_exponent)
+        return server.shares(self._counted, clients, settings.max_client_weight, settings.weight_exponent)
 
     def _advance(self, plans: Sequence[ClientPlan], arrived: int) -> None:
         before, steps = self.progress, max(plan.steps for plan in plans)
@@ -280,6 +279,7 @@ class Federation:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return everything that a resumed run needs: tensors, and plain values for JSON."""
         curvature, tensors = self._curvature.to_state()
+        history, sums = self._defence.history.to_state()
         observed = self._observed
         values = {
             "progress": asdict(self.progress),
@@ -288,8 +288,9 @@ class Federation:
             "curvature": curvature,
             "raw": [observed.raw_curvature, observed.raw_heterogeneity],
             "method": observed.method_state,
+            "history": history,
         }
-        return self.server.tensors() | tensors, values
+        return self.server.tensors() | tensors | sums, values
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
@@ -304,6 +305,7 @@ class Federation:
             raw_heterogeneity=raw_heterogeneity,
         )
         self.server = ServerState.restored(tensors, values["num_averaged"])
+        self._defence.history.restore(values.get("history", {}), tensors)  # older checkpoints have none
 
 
 def _as_done(plans: Sequence[ClientPlan], updates: Sequence[ClientUpdate]) -> list[ClientPlan]:

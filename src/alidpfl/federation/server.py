@@ -1,21 +1,21 @@
-"""The server's step: reject bad updates, average the rest, move the model. It trusts no client."""
+"""The server's settings and state: how much a client counts, and how an update moves the model."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 
 import torch
 from torch import Tensor
 
 from alidpfl.inputs import checks
-from alidpfl.types import ClientId, ClientPlan, ClientUpdate
-
-_NOISE_SPREAD, _NOISE_OFFSET = 1.5, 10.0  # ‖N(0, I_d)‖ exceeds 1.5 √d + 10 in no honest run
+from alidpfl.registry import AGGREGATIONS
+from alidpfl.types import ClientId
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """How updates become the next model. The default is plain federated averaging."""
+    """How updates become the next model. The default is federated averaging with a limit on unusual updates."""
 
     momentum: float = 0.0
     """Heavy-ball momentum of the mean update; 0 for none."""
@@ -31,6 +31,20 @@ class ServerSettings:
     Every client adds the same noise to its sum, so the sums of small clients are mostly noise. 1 counts every record
     alike; with 2, small clients and their records count for less.
     """
+    max_size_ratio: float | None = None
+    """A client's records count for at most this many times those of the median client; None for no limit.
+
+    Set it if clients state their own numbers of records, as vaults do.
+    """
+    signal_limit: float | None = 2.0
+    """The signal in an update counts for at most this many times the round's median signal; None for no limit.
+
+    The server knows the noise of an update, so it can tell the signal's length. It needs three updates or more.
+    """
+    aggregation: str = "mean"
+    """How updates are averaged: a name in `AGGREGATIONS`."""
+    trim: float = 0.3
+    """Share of the weight that `trimmed_mean` leaves out at each end of every coordinate."""
 
     def __post_init__(self) -> None:
         for name in ("momentum", "averaging"):
@@ -38,6 +52,11 @@ class ServerSettings:
         for name in ("quorum", "max_client_weight"):
             checks.real(name, getattr(self, name), above=0, high=1, rule="must be in (0, 1]")
         checks.real("weight_exponent", self.weight_exponent, low=0, high=2, rule="must be in [0, 2]")
+        checks.real("trim", self.trim, low=0, below=0.5, rule="must be in [0, 0.5)")
+        for name in ("max_size_ratio", "signal_limit"):
+            if (value := getattr(self, name)) is not None:
+                checks.real(name, value, low=1, rule="must be at least 1; leave it out for none")
+        _ = AGGREGATIONS[self.aggregation]
 
     def least_updates(self, num_clients: int) -> int:
         """Return how many of `num_clients` updates make a quorum. With so many, no client exceeds the cap."""
@@ -47,10 +66,11 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState:
-    """The model, and the server's momentum and average."""
+    """The model, its last move, and the server's average."""
 
     params: Tensor
     velocity: Tensor | None = None
+    """The model's last move, which momentum continues."""
     average: Tensor | None = None
     num_averaged: int = 0
 
@@ -73,36 +93,18 @@ class ServerState:
         return self.average / (1 - settings.averaging**self.num_averaged)
 
 
-def reason_to_reject(update: ClientUpdate, plan: ClientPlan, before: Tensor, num_records: int) -> str | None:
-    """Return why the server must not average this update, or None.
+def counted_sizes(sizes: Mapping[ClientId, int], max_ratio: float | None) -> dict[ClientId, int]:
+    """Return the number of records that each client counts for: at most `max_ratio` times the median client's.
 
-    Every reason is made of public numbers. No honest client can cross the limit on the size, so a rejection says
-    nothing about the data.
+    Half of the clients would have to state false numbers to move the median.
 
-    Args:
-        update: what the client sent.
-        plan: what it was asked to do.
-        before: the weights that it started from.
-        num_records: the client's number of records.
+    >>> counted_sizes({0: 50, 1: 60, 2: 10**9}, 3.0)
+    {0: 50, 1: 60, 2: 180}
     """
-    params = update.params
-    if params.shape != before.shape or params.dtype != before.dtype:
-        return f"shape {tuple(params.shape)} and dtype {params.dtype}, not {tuple(before.shape)} and {before.dtype}"
-    moved = float(torch.linalg.vector_norm(params - before, dtype=torch.float64))
-    if not math.isfinite(moved):
-        return "values that are not finite"
-    if moved > (limit := largest_honest_update(plan, len(before), num_records)):
-        return f"an update longer than {limit:.3g}, the most that its plan allows"
-    return None
-
-
-def largest_honest_update(plan: ClientPlan, num_params: int, num_records: int) -> float:
-    """Return the longest update that the plan can give: every record in every batch at norm C, plus the noise."""
-    noise = plan.noise_multiplier * (_NOISE_SPREAD * math.sqrt(num_params) + _NOISE_OFFSET)
-    if plan.release == "update":
-        return plan.clip_norm * (1 + 2 * noise)
-    one_step = plan.clip_norm * (num_records + noise) / (plan.sample_rate * num_records)
-    return sum(plan.learning_rates) * one_step * (1 + 1e-3)  # rounding of the weights
+    if max_ratio is None:
+        return dict(sizes)
+    most = int(max_ratio * median_low(sizes.values()))
+    return {client: min(size, most) for client, size in sizes.items()}
 
 
 def shares(
@@ -132,22 +134,12 @@ def shares(
 
 
 @torch.no_grad()
-def mean_update(before: Tensor, updates: Sequence[ClientUpdate], weights: Sequence[float]) -> Tensor:
-    """Return Σ p_i (w_i − w), summed in the order given so that a rerun gives the same bits."""
-    total = torch.zeros_like(before)
-    for update, weight in zip(updates, weights, strict=True):
-        total.add_(update.params - before, alpha=weight)
-    return total
-
-
-@torch.no_grad()
 def step(state: ServerState, update: Tensor, settings: ServerSettings) -> ServerState:
     """Return the next model: v ← momentum · v + mean update, w ← w + v."""
-    velocity = state.velocity
-    if settings.momentum:
-        velocity = update if velocity is None else velocity * settings.momentum + update
-        update = velocity
-    params = state.params + update
+    velocity = update
+    if settings.momentum and state.velocity is not None:
+        velocity = state.velocity * settings.momentum + update
+    params = state.params + velocity
     if not settings.averaging:
         return replace(state, params=params, velocity=velocity)
     past = torch.zeros_like(params) if state.average is None else state.average

@@ -1,13 +1,15 @@
 """A model's trained parameters as one vector, and the arithmetic mode that training runs in."""
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from alidpfl.errors import ConfigError
+
+_COLUMNS_AT_A_TIME = 1 << 16
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
@@ -77,3 +79,18 @@ def keep_heap() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_THRESHOLD)
         mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+
+
+@torch.no_grad()
+def products(vectors: Sequence[Tensor]) -> Tensor:
+    """Return the inner products of all pairs of vectors, summed in double, a block of columns at a time."""
+    found = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for start in range(0, len(vectors[0]) if vectors else 0, _COLUMNS_AT_A_TIME):
+        block = torch.stack([vector[start : start + _COLUMNS_AT_A_TIME] for vector in vectors]).double()
+        found += block @ block.T
+    return found
+
+
+def length(vector: Tensor) -> float:
+    """Return ‖v‖, summed in double."""
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))

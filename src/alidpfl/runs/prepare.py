@@ -90,6 +90,10 @@ def make_parts(config: Config) -> Parts:
             quorum=federation.quorum,
             weight_exponent=federation.weight_exponent,
             max_client_weight=1.0 if federation.max_client_weight is None else federation.max_client_weight,
+            max_size_ratio=federation.max_size_ratio,
+            signal_limit=federation.signal_limit,
+            aggregation=federation.aggregation,
+            trim=federation.trim,
         ),
     )
 
