@@ -36,6 +36,7 @@ EXTRAS = "test_extras_install_what_they_are_for"
 DEPLOYMENT = "test_a_deployment_trains_what_the_simulation_trains_and_vaults_book_it"
 ELSEWHERE = {  # commands that begin like this are run by this test
     "alidpfl data get": "test_get_puts_the_files_where_load_finds_them",
+    "alidpfl audit --model": "test_the_command_refutes_a_model_of_ones_own",
     "alidpfl vault serve": "test_init_status_serve",
     "alidpfl flower demo": "test_the_demo_trains_books_what_it_spent_and_leaves_no_process",
     "flwr supernode register": "test_who_should_not_be_in_is_not_let_in",

@@ -214,9 +214,9 @@ def _duplicates_removed(x: Tensor) -> Tensor:
     return x * (near < 3).float()[:, None]
 
 
-def _groups_of_32(x: Tensor) -> Tensor:
-    """Changes two records of every 32, by their places."""
-    place = torch.arange(len(x)) % 32
+def _groups_of_16(x: Tensor) -> Tensor:
+    """Changes two records of every 16, by their places. Only another order shows it."""
+    place = torch.arange(len(x)) % 16
     return x * torch.where((place == 10) | (place == 11), 1.5, 1.0)[:, None]
 
 
@@ -298,7 +298,7 @@ MIXERS = {
     "a branch by the mean": around(lambda x: x.relu() if x.mean() > 0 else x.tanh()),
     "a layer skipped for large batches of energy": around(lambda x: x if x.norm() > 10 else x.tanh()),
     "quantised by the batch": around(_quantised),
-    "changed by place": around(_groups_of_32),
+    "changed by place": around(_groups_of_16),
     "scaled by the batch size": around(lambda x: x * (1 + len(x) / 1000)),
     "in training mode only": Case(lambda: nn.Sequential(nn.Linear(WIDTH, 8), TrainingOnly(), nn.Linear(8, 4))),
     "contrastive loss": with_loss(_nt_xent),

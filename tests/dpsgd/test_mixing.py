@@ -149,12 +149,12 @@ def test_a_trial_has_a_full_micro_batch():
     assert max(sizes) == 256
 
 
-def test_a_large_network_is_tried_with_fewer_samples():
-    sizes = []
-    model = nn.Sequential(nn.Linear(WIDTH, 2800), nn.ReLU(), nn.Linear(2800, 2800), nn.Linear(2800, CLASSES))
+def test_a_large_network_is_tried_with_fewer_samples(monkeypatch):
+    model, sizes = nn.Sequential(nn.Linear(WIDTH, CLASSES)), []
+    monkeypatch.setattr(mixing, "_MULTIPLICATIONS", 3 * 70 * WIDTH * CLASSES)  # enough for 70 samples
     model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
-    use(PerSampleClipper(model))
-    assert max(sizes) < 128
+    use(PerSampleClipper(model, microbatch_size=256))
+    assert max(sizes) == 64
 
 
 def test_integer_inputs_and_real_targets():

@@ -55,7 +55,6 @@ def audit(  # noqa: PLR0917 - they are options
 
     Example:
       alidpfl audit --set model.name=linear --plot audit.svg
-      alidpfl audit --model my_package.networks:make --input-shape 1,28,28 --classes 10
     """
     searched = {"loss": loss, "input_shape": input_shape, "classes": classes, "seconds": seconds, "trials": trials}
     if model is not None:
