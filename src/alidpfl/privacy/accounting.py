@@ -41,7 +41,7 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float, accountant: str = "pl
 
 
 def epsilon_bound(mechanisms: Iterable[Mechanism], delta: float, accountant: str = "pld") -> float:
-    """Return an upper bound of `epsilon`, at most 0.1 % larger and ten times as fast, for reports during training.
+    """Return an upper bound of `epsilon`, at most 0.1 % larger and several times as fast, for reports in training.
 
     >>> steps = SampledGaussian(sample_rate=0.015, noise_multiplier=1.1, steps=314)
     >>> 1.3512 < epsilon([steps], delta=1e-5) <= epsilon_bound([steps], delta=1e-5) < 1.3525
