@@ -21,11 +21,12 @@ PRIVACY = alidpfl.Privacy(epsilon=8.0, delta=1e-3, sample_rate=0.2, noise_multip
 PARAMS = 2 * FEATURES
 
 
-def federation(server=None, attack=None, **settings):
-    """Return six clients; `attack` turns the update of client 0 into what it sends."""
+def federation(server=None, attack=None, large=1, **settings):
+    """Return six clients, the first `large` times as large; `attack` turns its update into what it sends."""
     random = torch.manual_seed(0)  # of the first weights too
     inputs = torch.randn(CLIENTS + 1, RECORDS, FEATURES, generator=random)
     *clients, test = [(x, (x[:, 0] > 0).long()) for x in inputs]
+    clients[0] = (clients[0][0].repeat(large, 1), clients[0][1].repeat(large))
     made = alidpfl.federate(
         nn.Linear(FEATURES, 2, bias=False),
         clients,
@@ -93,11 +94,9 @@ def test_a_restored_run_with_a_hostile_client_ends_as_an_uninterrupted_one(aggre
 
 
 def test_records_that_nobody_can_check_count_for_a_multiple_of_the_median():
-    made = federation(ServerSettings(max_size_ratio=3.0))
-    made._sizes[0] = 10**12
-    told = alidpfl.federation.server.counted_sizes(made._sizes, 3.0)
-    assert told[0] == 3 * RECORDS
-    assert federation(ServerSettings(max_size_ratio=1.0))._shares(range(CLIENTS)) == pytest.approx([1 / 6] * 6)
+    assert federation(large=10)._shares(range(CLIENTS)) == pytest.approx([10 / 15] + [1 / 15] * 5)
+    capped = federation(ServerSettings(max_size_ratio=3.0), large=10)
+    assert capped._shares(range(CLIENTS)) == pytest.approx([3 / 8] + [1 / 8] * 5)
 
 
 def noised(signals, seed=0):
