@@ -112,6 +112,7 @@ def _settings_of_client(config: Config) -> dict[str, object]:
         "model": values["model"],
         "method": [config.method.name, config.method.options],
         "seed": config.run.seed,
+        **({} if config.run.name is None else {"name": config.run.name}),  # earlier updates keep their keys
         "privacy": {key: value for key, value in values["privacy"].items() if key not in _ACCOUNTING},
         "evaluate_on": config.run.evaluate_on,
     }

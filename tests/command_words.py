@@ -21,7 +21,7 @@ from reproduction.tables import FORMATS
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = {path: {name for one in command.params for name in one.opts} for path, command in all_commands()}
-GROUPS = {path[:1] for path in COMMANDS if len(path) > 1}
+GROUPS = {path[:length] for path in COMMANDS for length in range(1, len(path))}
 OF_THE_PROGRAM = {"--help", "--version", "--install-completion", "--show-completion"}
 FIRST_WORDS = {("reproduce",): GRIDS, ("tables",): GRIDS, ("data", "get"): SOURCES, ("data", "show"): DATASETS}
 PLACEHOLDER = re.compile(r"[A-Z]+|<.*>|\.\.\.")
@@ -42,7 +42,9 @@ def unknown_words(command: str) -> set[str]:
     """Return the words of an `alidpfl` command that do not exist. It may be incomplete, or have NAMES to fill in."""
     words = shlex.split(command)[1:]
     options = {word.partition("=")[0] for word in words if word.startswith("-")}
-    path = tuple(words[:2]) if tuple(words[:1]) in GROUPS else tuple(words[:1])
+    path = tuple(words[:1])
+    while path in GROUPS and len(path) < len(words):
+        path = tuple(words[: len(path) + 1])
     if path in (*GROUPS, ()) or path[0].startswith("-") or path == ("COMMAND",):
         return options - OF_THE_PROGRAM
     if path not in COMMANDS:

@@ -37,6 +37,7 @@ DEPLOYMENT = "test_a_deployment_trains_what_the_simulation_trains_and_vaults_boo
 ELSEWHERE = {  # commands that begin like this are run by this test
     "alidpfl data get": "test_get_puts_the_files_where_load_finds_them",
     "alidpfl audit --model": "test_the_command_refutes_a_model_of_ones_own",
+    "alidpfl vault anchor": "test_add_and_move_by_the_command",
     "alidpfl vault serve": "test_init_status_serve",
     "alidpfl flower demo": "test_the_demo_trains_books_what_it_spent_and_leaves_no_process",
     "flwr supernode register": "test_who_should_not_be_in_is_not_let_in",
@@ -128,6 +129,9 @@ def alternatives(span):
         ("alidpfl vault burn --dir x", {"vault", "burn"}),
         ("alidpfl paint", {"paint"}),
         ("alidpfl vault serve --head", set()),
+        ("alidpfl vault anchor add x --dir y", set()),
+        ("alidpfl vault anchor burn", {"vault", "anchor", "burn"}),
+        ("alidpfl vault anchor", set()),
         ("alidpfl tables smal", {"smal"}),
         ("alidpfl reproduce NAME", set()),
         ("alidpfl data get minst", {"minst"}),

@@ -16,6 +16,7 @@ from alidpfl.store import RunDirectory
 from alidpfl.vault.enrolment import SplitSource, enrol
 from alidpfl.vault.folder import status
 from alidpfl.vault.policy import make_policy
+from tests.vault.parts import machine
 
 from .fakes import CLIENTS, config
 
@@ -60,7 +61,8 @@ def deployed(folder: Path, settings=None):
 def start_clients(loopback: Loopback, settings, superlink: str | None = None) -> None:
     """Start vaults, register keys, and start SuperNodes that call the SuperLink or another address."""
     for client in range(CLIENTS):
-        enrolled(settings, loopback.vault_folder(client), client)
+        with machine(Path(loopback.environment["XDG_STATE_HOME"])):
+            enrolled(settings, loopback.vault_folder(client), client)
         start_vault(loopback, client)
     loopback.register_nodes()
     for client in range(CLIENTS):

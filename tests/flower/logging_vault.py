@@ -21,13 +21,13 @@ def main(folder: Path, log: Path, *, lies: bool) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     honest = training.RecordTrainer._trained
 
-    def logged(self, trainer, weights, plan):
+    def logged(self, trainer, run, weights, plan):
         os.write(descriptor, f"{plan.round} {plan.steps}\n".encode())
         time.sleep(LINGER)
-        return honest(self, trainer, weights, plan)
+        return honest(self, trainer, run, weights, plan)
 
-    def lying(self, trainer, weights, plan):
-        update = logged(self, trainer, weights, plan)
+    def lying(self, trainer, run, weights, plan):
+        update = logged(self, trainer, run, weights, plan)
         return replace(update, params=torch.full_like(update.params, torch.nan if plan.round == 0 else 1e30))
 
     training.RecordTrainer._trained = lying if lies else logged

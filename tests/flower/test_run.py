@@ -71,6 +71,15 @@ def test_the_run_is_the_simulated_one_bit_for_bit(tmp_path, simulated):
     assert RunDirectory.open(tmp_path / "out").records() == RunDirectory.open(simulated).records()
 
 
+def test_a_named_run_has_the_noise_of_a_simulation_of_that_name(tmp_path, simulated):
+    settings = config(run__name="compare-1")
+    execute(settings, tmp_path / "simulated")
+    run_over_nodes(fake_link(settings), run_config(tmp_path / "out", settings))
+    assert RunDirectory.open(tmp_path / "out").members()["run"] == "compare-1"
+    assert same(weights_of(tmp_path / "out"), weights_of(tmp_path / "simulated"))
+    assert not same(weights_of(tmp_path / "out"), weights_of(simulated))
+
+
 @pytest.mark.parametrize("method", ["adap_dpfl", "pe_dpfl"])
 def test_other_methods_too(tmp_path, method):
     changes = {"method__name": method, "method__local_steps": 2, "federation__max_rounds": 3}

@@ -15,7 +15,7 @@ from alidpfl.store.files import to_toml
 from alidpfl.vault.folder import HEAD, LEDGER, LOCK, POLICY, REFUSALS, VaultFolder
 from alidpfl.vault.messages import decode_answer
 from alidpfl.vault.refusals import VaultRefusedError
-from tests.vault.parts import CountingTrainer, body, made_vault, opened, policy_values, spent
+from tests.vault.parts import CountingTrainer, body, machine, made_vault, opened, policy_values, spent
 
 from .damage import damaged, edited
 from .harness import check_text, command, examples, fine_or_refused
@@ -36,24 +36,30 @@ def memory():
 @pytest.fixture(scope="module")
 def template(memory):
     """A vault with an anchor that has served three rounds and refused one."""
-    home = memory / "template"
+    home = memory / "copy"  # where copies lie: the ledger names the anchor by its path
     home.mkdir()
-    folder = made_vault(home, anchor=str(memory / "copy" / "anchor").replace("copy", "template"))
-    with opened(folder, CountingTrainer()) as vault:
-        for number in range(ROUNDS):
-            vault.answer(body(round=number, steps=STEPS))
-        with pytest.raises(VaultRefusedError):
-            vault.answer(b"garbage")
+    with machine(home / "state"):
+        folder = made_vault(home, anchor=str(home / "anchor"))
+        with opened(folder, CountingTrainer()) as vault:
+            for number in range(ROUNDS):
+                vault.answer(body(round=number, steps=STEPS))
+            with pytest.raises(VaultRefusedError):
+                vault.answer(b"garbage")
     (folder.path / LOCK).write_text("process 7 on host\n")
-    return home
+    return home.rename(memory / "template")
+
+
+@pytest.fixture(autouse=True)
+def _own_machine(memory):
+    """Every copy brings its own state folder."""
+    with machine(memory / "copy" / "state"):
+        yield
 
 
 def _copied(memory, template):
     home = memory / "copy"
     shutil.rmtree(home, ignore_errors=True)
     shutil.copytree(template, home)
-    policy = home / "vault" / POLICY
-    policy.write_text(policy.read_text().replace(str(template / "anchor"), str(home / "anchor")))
     return home / "vault"
 
 

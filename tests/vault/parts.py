@@ -1,5 +1,6 @@
 """Small vaults for the tests: forty records, a linear model of 21 parameters."""
 
+import os
 import socket
 import time
 from contextlib import contextmanager
@@ -56,9 +57,22 @@ def made_vault(tmp_path: Path, name: str = "vault", **changes) -> VaultFolder:
     records = tmp_path / f"{name}.npz"
     if not records.exists():
         made_records(records)
+    anchor = changes.pop("anchor", None)
     policy = make_policy(policy_values(**changes), "test")
-    enrol(tmp_path / name, FileSource(path=str(records), num_classes=NUM_CLASSES), policy)
+    source = FileSource(path=str(records), num_classes=NUM_CLASSES)
+    enrol(tmp_path / name, source, policy, anchor=None if anchor is None else Path(anchor))
     return VaultFolder(path=tmp_path / name)
+
+
+@contextmanager
+def machine(state: Path):
+    """Run the block as on a machine with this state folder. A new folder stands for a machine that knows no vault."""
+    before = os.environ["XDG_STATE_HOME"]
+    os.environ["XDG_STATE_HOME"] = str(state)
+    try:
+        yield
+    finally:
+        os.environ["XDG_STATE_HOME"] = before
 
 
 def weights(value: float = 0.0) -> dict[str, np.ndarray]:
@@ -121,23 +135,23 @@ class FakeClock:
 
 
 @contextmanager
-def opened(folder: VaultFolder, trainer=None, known_head=None, clock=None):
+def opened(folder: VaultFolder, trainer=None, known_head=None, anchor=None, clock=None):
     """Open the vault in this process, by default with the real trainer and a clock that stands still."""
-    with folder.lock(folder.policy()):
-        vault = without_lock(folder, trainer, known_head, clock)
+    with folder.lock():
+        vault = without_lock(folder, trainer, known_head, anchor, clock)
         try:
             yield vault
         finally:
             vault.ledger.close()
 
 
-def without_lock(folder: VaultFolder, trainer=None, known_head=None, clock=None) -> Vault:
+def without_lock(folder: VaultFolder, trainer=None, known_head=None, anchor=None, clock=None) -> Vault:
     """Open the vault as on a network disk without locks."""
     if trainer is None:
         from alidpfl.vault.training import load_trainer
 
     policy, clock = folder.policy(), clock or FakeClock()
-    enrolment, ledger = folder.open(policy, known_head)
+    enrolment, ledger = folder.open(policy, known_head, anchor)
     try:
         trainer = load_trainer(enrolment, policy) if trainer is None else trainer
         measure = getattr(trainer, "cost", lambda _request: Cost(round=0.01, step=0.001))

@@ -1,16 +1,18 @@
 """The anchor: a head on another disk. Without it, nothing distinguishes a folder from its copy."""
 
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.vault import enrolment as enrolment_module
-from alidpfl.vault.folder import HEAD, POLICY, VaultFolder
-from alidpfl.vault.policy import read_policy
+from alidpfl.vault.anchor import add_anchor
+from alidpfl.vault.folder import HEAD, VaultFolder
 from alidpfl.vault.refusals import RefusalCode, VaultTroubleError
 
-from .parts import CountingTrainer, body, lines, made_vault, opened, spent, without_lock
+from .parts import CountingTrainer, body, lines, machine, made_vault, opened, spent, without_lock
 
 
 @pytest.fixture
@@ -40,19 +42,34 @@ def refused(vault, **changes) -> None:
     assert len(vault.ledger.book.reservations) == before
 
 
-def test_a_folder_and_its_copy_are_not_served_at_the_same_time(folder):
-    copy = copied(folder)
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_folder_and_its_copy_are_not_served_at_the_same_time(folder, disk, elsewhere):
+    """The anchor notices it from another machine too, and the state head on the same one."""
+    copy, state = copied(folder), disk.with_name("other") if elsewhere else Path(os.environ["XDG_STATE_HOME"])
     with opened(folder, CountingTrainer()) as vault:
-        with pytest.raises(ConfigError, match=r"anchor .*process \d+"), opened(copy):
+        with machine(state), pytest.raises(ConfigError, match=r"anchor .*process \d+"), opened(copy):
             pass
         vault.answer(body())
-    with pytest.raises(DataError, match="anchor"), opened(copy):  # nor one after the other
+    with machine(state), pytest.raises(DataError, match="anchor"), opened(copy):  # nor one after the other
         pass
 
 
-def test_where_locks_do_not_work_only_one_of_two_copies_spends(folder):
+def test_without_an_anchor_the_state_head_keeps_a_copy_from_being_served_by_the_same_user(tmp_path):
+    folder = made_vault(tmp_path)
+    copy = copied(folder)
+    with opened(folder, CountingTrainer()) as vault:
+        with pytest.raises(ConfigError, match=r"\.head .*process \d+"), opened(copy):
+            pass
+        vault.answer(body())
+    with pytest.raises(DataError, match=r"\.head"), opened(copy):
+        pass
+
+
+def test_where_locks_do_not_work_only_one_of_two_copies_spends(folder, disk):
     trainers = CountingTrainer(), CountingTrainer()
-    one, two = (without_lock(each, trainer) for each, trainer in zip((folder, copied(folder)), trainers, strict=True))
+    one = without_lock(folder, trainers[0])
+    with machine(disk.with_name("other machine")):
+        two = without_lock(copied(folder), trainers[1])
     one.answer(body(run="a"))
     for number in range(3):
         refused(two, run="b", round=number)
@@ -117,19 +134,17 @@ def test_an_anchor_behind_a_link_is_written_where_the_link_leads(tmp_path, disk)
     link = tmp_path / "link"
     link.symlink_to(disk / "anchor")
     folder = made_vault(tmp_path, anchor=str(link))
-    assert read_policy(folder.path / POLICY).anchor == str(disk / "anchor")
+    assert folder.anchor() == disk / "anchor"
     with opened(folder, CountingTrainer()) as vault:
         vault.answer(body())
     assert link.is_symlink()
     assert (disk / "anchor").read_bytes() == (folder.path / HEAD).read_bytes()
 
 
-def test_so_is_one_that_the_owner_wrote_into_the_policy(tmp_path, disk):
+def test_so_is_one_that_was_added_later(tmp_path, disk):
     folder = made_vault(tmp_path)
-    shutil.copy(folder.path / HEAD, disk / "anchor")
     (tmp_path / "link").symlink_to(disk / "anchor")
-    policy = folder.path / POLICY
-    policy.write_text(f'anchor = "{tmp_path / "link"}"\n' + policy.read_text())
+    add_anchor(folder, tmp_path / "link")
     with opened(folder, CountingTrainer()) as vault:
         vault.answer(body())
     assert (tmp_path / "link").is_symlink()

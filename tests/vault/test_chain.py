@@ -8,8 +8,10 @@ from contextlib import contextmanager
 import pytest
 
 from alidpfl.errors import DataError
+from alidpfl.store import files as files_module
 from alidpfl.vault import chain as chain_module
-from alidpfl.vault.chain import Chain, Head, parse_head, read_entries
+from alidpfl.vault.chain import Chain, read_entries
+from alidpfl.vault.heads import Head, parse_head
 from alidpfl.vault.refusals import RefusalCode, VaultTroubleError
 
 from .disk import Disk
@@ -211,7 +213,8 @@ def test_a_noted_head_is_checked(text):
 def test_a_full_disk_leaves_the_chain_as_it_was(chain, paths, monkeypatch, disk):
     before = paths[0].read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(chain_module, "os", disk)
+        for module in (chain_module, files_module):
+            patch.setattr(module, "os", disk)
         with refused(RefusalCode.DISK):
             chain.append({"kind": "X", "number": "no"})
     assert paths[0].read_bytes() == before

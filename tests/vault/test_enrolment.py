@@ -113,7 +113,7 @@ def test_the_policy_file_is_strict(tmp_path, text, message):
         ({"budget": 3}, r"budget=3 .*\[budget\]"),
         ({"unsafe": ["no-noise"]}, r"unsafe\.0='no-noise' .*'unaccounted-signals', 'seeded-noise'"),
         ({"unsafe": 1}, r'unsafe=1 .*"unaccounted-signals", "seeded-noise"'),
-        ({"anchor": 1}, r"anchor=1 "),
+        ({"anchor": "/mnt/a"}, r"anchor .*`alidpfl vault anchor`"),
         ({"limits__max_noise_multiplier": 1.5}, r"limits\.max_noise_multiplier=1\.5 .*2\.0"),
         ({"limits__max_rounds": 0}, r"limits\.max_rounds=0 "),
         ({"limits__on_excess": "drop"}, r"limits\.on_excess='drop' .*'cut', 'refuse'"),

@@ -5,7 +5,6 @@ import random
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from alidpfl.vault.folder import LEDGER, VaultFolder, status
 from alidpfl.vault.messages import decode_answer
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultUnreachableError
 
-from .parts import MOST_STEPS, body, made_vault, opened, served, spent
+from .parts import MOST_STEPS, body, machine, made_vault, opened, served, spent
 
 STEPS = 2  # of every round here
 EFFECTS = tuple(module.__file__ for module in (answers_module, chain_module, rounds, ledger))
@@ -43,12 +42,12 @@ class LoggingTrainer:
         )
 
 
-def kill_at(line: int | None) -> dict:
-    """Kill this process at the given line of the vault's code; None only counts the lines."""
+def kill_at(line: int | None, effects=EFFECTS) -> dict:
+    """Kill this process at the given line of the code with side effects; None only counts the lines."""
     seen = {"lines": 0}
 
     def trace(frame, event, argument):
-        if frame.f_code.co_filename not in EFFECTS:
+        if frame.f_code.co_filename not in effects:
             return None
         if event == "line":
             seen["lines"] += 1
@@ -80,21 +79,19 @@ def in_child(work) -> int:
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     """A vault that has served one round."""
-    folder = made_vault(tmp_path_factory.mktemp("template"), service__keep_answers=1)
-    with opened(folder, LoggingTrainer(folder.path.parent / "unseen")) as vault:
-        vault.answer(body(steps=STEPS))
+    root = tmp_path_factory.mktemp("template")
+    with machine(root / "state"):
+        folder = made_vault(root, service__keep_answers=1)
+        with opened(folder, LoggingTrainer(root / "unseen")) as vault:
+            vault.answer(body(steps=STEPS))
     return folder
 
 
-@pytest.fixture
-def memory(tmp_path):
-    """A folder in memory, where syncing takes no time. A killed process leaves the same there as on a disk."""
-    shared = Path("/dev/shm")  # noqa: S108
-    if not os.access(shared, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=shared) as folder:
-        yield Path(folder)
+@pytest.fixture(autouse=True)
+def _own_machine(tmp_path):
+    """Every copy brings its own state folder."""
+    with machine(tmp_path):
+        yield
 
 
 class Copy:
@@ -104,7 +101,9 @@ class Copy:
         root = tmp_path / "copy"
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir()
-        shutil.copytree(template.path, root / "vault")
+        for name in ("vault", "state"):
+            shutil.copytree(template.path.with_name(name), root / name)
+        os.environ["XDG_STATE_HOME"] = str(root / "state")
         self.folder, self.log, self.seen = VaultFolder(path=root / "vault"), root / "log", root / "seen"
 
     @property
@@ -213,9 +212,9 @@ class KillingWrites:
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999, 1.0])
 def test_killed_in_the_middle_of_every_write(template, memory, share):
-    """The head at the start, a head, RESERVED, the answer, a head, RELEASED."""
+    """Two heads at the start, two heads, RESERVED, the answer, two heads, RELEASED."""
     outcomes = []
-    for call in range(1, 7):
+    for call in range(1, 10):
         copy = Copy(template, memory)
 
         def killed(copy=copy, call=call):
@@ -225,7 +224,7 @@ def test_killed_in_the_middle_of_every_write(template, memory, share):
         assert in_child(killed) == -signal.SIGKILL
         outcomes.append(copy.check())
     later, reserved = "answered after it", "answered after it" if share < 1 else "lost"
-    assert outcomes == [later, later, reserved, "lost", later, later]
+    assert outcomes == [*[later] * 4, reserved, "lost", *[later] * 3]
 
 
 # ---------------------------------------------------------------------------------------- the command, over its socket

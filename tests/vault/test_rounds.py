@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import math
+import re
 import threading
 import time
 
@@ -20,8 +21,10 @@ from alidpfl.types import ClientPlan, ClientUpdate, RawSignals
 from alidpfl.vault import chain as chain_module
 from alidpfl.vault.folder import ANSWERS, LEDGER, status
 from alidpfl.vault.messages import RoundRequest, decode_answer, encode, flat
+from alidpfl.vault.policy import check_plan, make_policy
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultTroubleError
 from alidpfl.vault.service import public_info
+from alidpfl.vault.training import RecordTrainer
 
 from .disk import Disk
 from .parts import (
@@ -36,6 +39,7 @@ from .parts import (
     lines,
     made_vault,
     opened,
+    policy_values,
     request,
     spent,
     steps_of,
@@ -366,7 +370,8 @@ def test_a_disk_that_fills_up_after_the_answer_is_stored_delays_it_and_loses_not
     folder, trainer = made_vault(tmp_path), CountingTrainer()
     with opened(folder, trainer) as vault:
         with monkeypatch.context() as patch:
-            patch.setattr(chain_module, "os", Disk("write", 3, errno.ENOSPC))  # a head, RESERVED, a head, RELEASED
+            # Two heads, RESERVED, two heads, RELEASED.
+            patch.setattr(chain_module, "os", Disk("write", 5, errno.ENOSPC))
             with pytest.raises(VaultTroubleError) as caught:
                 vault.answer(body())
             assert caught.value.code is RefusalCode.DISK
@@ -443,12 +448,46 @@ def test_every_method_gives_what_a_simulation_gives(tmp_path, method, options, n
         inputs=records.inputs, targets=records.targets, clients=[torch.arange(NUM_RECORDS)], evaluation={}
     )
     model = make_model("linear", (NUM_FEATURES,), NUM_CLASSES, hidden=1, seed=5)
-    simulated = Runner(model=model, method=built, data=data, seed=9, noise=noise).train(
+    simulated = Runner(model=model, method=built, data=data, seed=9, run="r", noise=noise).train(
         torch.from_numpy(flat(weights(0.1), shapes)), plan
     )
     assert flat(after, shapes).tobytes() == simulated.params.numpy().tobytes()
     assert (answer.secants, answer.gradient_norm) == (simulated.secants, simulated.gradient_norm)
     assert answer.unsafe == ["seeded-noise"]
+
+
+def noises(run: str) -> np.ndarray:
+    """What a vault with seeded noise answers where no record joins a batch: noise alone, of many rounds."""
+    random = np.random.default_rng(0)
+    inputs = torch.from_numpy(random.normal(size=(NUM_RECORDS, NUM_FEATURES)).astype(np.float32))
+    model = make_model("linear", (NUM_FEATURES,), NUM_CLASSES, hidden=1, seed=5)
+    trainer = RecordTrainer(model, inputs, torch.zeros(NUM_RECORDS, dtype=torch.int64), seed=9)
+    start = np.zeros(NUM_CLASSES * (NUM_FEATURES + 1), np.float32)
+    asked = [request(run=run, round=k, steps=1, sample_rate=1e-9) for k in range(60)]
+    return np.concatenate([trainer.job(one)(start, one.plan(1)).params.numpy() for one in asked])
+
+
+def test_seeded_noise_of_two_runs_is_independent():
+    """Otherwise the difference of two runs' answers has no noise. The bound is five standard deviations."""
+    first, again, other = (noises(run) for run in ("a", "a", "b"))
+    assert np.array_equal(first, again)
+    assert abs(np.corrcoef(first, other)[0, 1]) < 5 / math.sqrt(len(first))
+
+
+@pytest.mark.parametrize("field", ["sample_rate", "noise_multiplier", "clip_norm"])
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_refusal_shows_enough_digits_to_see_why(field, side):
+    policy = make_policy(policy_values(limits__min_clip_norm=0.3, terms__min_noise_multiplier=1.0), "test")
+    limits = {"sample_rate": (1e-9, SAMPLE_RATE), "noise_multiplier": (1.0, 100.0), "clip_norm": (0.3, 1.0)}[field]
+    for away in (0.5, 1e-6, 1e-9, 1e-15, 0.0):  # the last is the number next to the limit
+        beyond = limits[side] * (1 + away * (2 * side - 1))
+        value = beyond if away else float(np.nextafter(limits[side], (2 * side - 1) * math.inf))
+        with pytest.raises(VaultRefusedError) as caught:
+            check_plan(request(**{"noise_multiplier": 1.0, field: value}), policy)
+        told, low, high = (float(number) for number in re.findall(r"\d[\d.]*(?:e[-+]?\d+)?", str(caught.value)))
+        assert told == value
+        assert not low <= told <= high
+        check_plan(request(**{"noise_multiplier": 1.0, field: limits[side]}), policy)
 
 
 def test_noise_on_a_grid_is_the_owner_s_choice_and_what_it_does_not_cover_is_refused(tmp_path, monkeypatch):

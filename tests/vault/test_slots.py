@@ -89,7 +89,7 @@ def test_whatever_goes_wrong_after_the_charge_leaves_at_the_same_time(tmp_path, 
             disk = refusal(RefusalCode.DISK, "full")
             patch.setattr(AnswerStore, "store", lambda *_: (_ for _ in ()).throw(disk))
         elif fault == "release not written":
-            patch.setattr(chain_module, "os", Disk("write", 3, errno.ENOSPC))
+            patch.setattr(chain_module, "os", Disk("write", 6, errno.ENOSPC))
         else:
             patch.setattr("alidpfl.vault.rounds.messages.encode_update", None)
         with pytest.raises((VaultRefusedError, TypeError)):

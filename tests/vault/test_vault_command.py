@@ -17,13 +17,14 @@ from alidpfl.runs import load_config
 from alidpfl.runs.prepare import prepare
 from alidpfl.vault.enrolment import SplitSource
 from alidpfl.vault.folder import HEAD, LEDGER, POLICY, REFUSALS, SLOTS, SOCKET, VaultFolder, status
+from alidpfl.vault.heads import Head, state_head
 from alidpfl.vault.messages import encode
 from alidpfl.vault.policy import check_plan, read_policy
 from alidpfl.vault.refusals import PlanRefusedError, RefusalCode, VaultRefusedError, refusal
 from alidpfl.vault.slots import SlotLog
 from tests.runs.command import alidpfl, forked
 
-from .parts import body, made_records, made_vault, not_served, opened, request, served, weights
+from .parts import body, machine, made_records, made_vault, not_served, opened, request, served, weights
 
 ROOT = Path(__file__).parent.parent.parent
 NUMBERS = {
@@ -275,18 +276,34 @@ def test_a_group_needs_a_socket_that_it_can_reach(tmp_path):
 
 
 def test_a_head_noted_down_betrays_a_restored_snapshot(tmp_path):
-    """Without an anchor and without a noted head, nothing detects it. The vault says so when it starts."""
+    """Without an anchor, nothing else detects it if the state folder is restored too. The vault says so."""
     folder = made_vault(tmp_path)
-    snapshot = {name: (folder.path / name).read_bytes() for name in (LEDGER, HEAD)}
+    state = state_head(Head.read(folder.path / HEAD).vault)
+    snapshot = {path: path.read_bytes() for path in (folder.path / LEDGER, folder.path / HEAD, state)}
     with opened(folder) as vault:
         vault.answer(body())
-    head = json.loads(alidpfl("vault", "status", "--dir", folder.path, "--json").stdout)["head"]
-    for name, content in snapshot.items():
-        (folder.path / name).write_bytes(content)
+    head, newest = status(folder.path)["head"], state.read_bytes()
+    for path, content in snapshot.items():
+        path.write_bytes(content)
     assert str(folder.path / LEDGER) in not_served(folder, "--head", head)
     with served(folder) as (process, _):
         assert "note: " in process.log.read_text()
         assert status(folder.path)["units_spent"] == 0
+    state.write_bytes(newest)
+    assert str(state) in not_served(folder)
+
+
+def test_a_user_who_never_served_a_vault_needs_a_noted_head(tmp_path):
+    """Otherwise a copy from before the anchor would be served wherever nobody knows of the anchor."""
+    folder = made_vault(tmp_path)
+    head = status(folder.path)["head"]
+    with machine(tmp_path / "other"):
+        assert "--head" in not_served(folder)
+        assert status(folder.path)["head"] == head  # it changes nothing, so it needs no voucher
+        with served(folder, "--head", head):
+            pass
+        with served(folder):  # known from now on
+            pass
 
 
 def test_what_the_owner_admitted_is_said_at_every_turn(tmp_path):

@@ -24,9 +24,16 @@ vault_app = typer.Typer(
     help="The owner's side of a deployment: one process holds the records, the noise and the ledger.\n\n"
     "Example:\n  alidpfl vault status --dir vault",
 )
+anchor_app = typer.Typer(
+    no_args_is_help=True,
+    help="Add or move the anchor, a file on another disk that detects restored copies of the vault's folder.\n\n"
+    "Example:\n  alidpfl vault anchor add /mnt/other-disk/anchor --dir vault",
+)
+vault_app.add_typer(anchor_app, name="anchor")
 
 _FLAGS = {"dirichlet_beta": "beta", "seed": "split_seed"}
 Folder = Annotated[Path, Option("--dir", help="The vault's folder.")]
+AnchorFile = Annotated[Path, typer.Argument(help="The anchor's file, on another disk.")]
 
 
 @vault_app.command()
@@ -89,7 +96,6 @@ def init(
 
     clip_norms = {"min_clip_norm": min_clip_norm, "max_clip_norm": max_clip_norm}
     values = {
-        "anchor": str(anchor.absolute()) if anchor else None,
         "noise": noise,
         "budget": {"epsilon": epsilon, "delta": delta},
         "accounting": {"kind": accounting, "accountant": accountant},
@@ -107,14 +113,15 @@ def init(
     split = {"partition": partition, "dirichlet_beta": beta, "seed": split_seed, "validation": validation}
     source = _source(data, num_classes, {"client": client, "clients": clients, **split})
     policy = make_policy(values, "vault init", _flag)
-    enrolment = enrol(folder.absolute(), source, policy)
+    enrolment = enrol(folder.absolute(), source, policy, anchor=anchor)
     if (weakness := budget_of(policy).weakness(enrolment.num_records)) is not None:
         places = f"{folder} and {anchor}" if anchor else str(folder)
         way_back = f"The ledger keeps these terms for ever. Nothing is spent yet: delete {places}, and enrol again"
         typer.echo(f"warning: {weakness}. {way_back}", err=True)
+    serve = f"alidpfl vault serve --dir {folder}" + (f" --anchor {anchor}" if anchor else "")
     typer.echo(
         f"enrolled {enrolment.num_records} records in {folder}; this number is public from now on. Read "
-        f"{folder / 'policy.toml'}, then run: alidpfl vault serve --dir {folder}"
+        f"{folder / 'policy.toml'}, then run: {serve}"
     )
 
 
@@ -124,11 +131,13 @@ def serve(
     socket: Annotated[Path | None, Option(help="Socket to listen on; by default vault.sock in the folder.")] = None,
     group: Annotated[str | None, Option(help="Group that may connect too (0660); needs --socket elsewhere.")] = None,
     head: Annotated[str | None, Option(help="counter:hash that status printed; refuse a ledger without it.")] = None,
+    anchor: Annotated[Path | None, Option(help="The vault's anchor; refuse a ledger with another or none.")] = None,
 ) -> None:
     r"""Load the records and serve training rounds on a Unix socket, until Ctrl-C or SIGTERM.
 
     Example:
       alidpfl vault serve --dir /var/lib/alidpfl/hospital-a \
+        --anchor /mnt/other-disk/alidpfl/hospital-a.anchor \
         --socket /run/alidpfl/a.sock --group supernode
     """
     if group is not None and socket is None:
@@ -144,7 +153,35 @@ def serve(
         ) from None
 
     ready = partial(_announce, folder)
-    run_service(folder.absolute(), socket_path=socket, group=group, known_head=head, on_ready=ready)
+    run_service(folder.absolute(), socket_path=socket, group=group, known_head=head, anchor=anchor, on_ready=ready)
+
+
+@anchor_app.command("add")
+def add_anchor(file: AnchorFile, folder: Folder) -> None:
+    r"""Let a file on another disk follow the ledger, to detect restored copies of the folder. Stop the vault first.
+
+    Example:
+      alidpfl vault anchor add /mnt/other-disk/anchor \
+        --dir /var/lib/alidpfl/hospital-a
+    """
+    from alidpfl.vault.anchor import add_anchor
+    from alidpfl.vault.folder import VaultFolder
+
+    _tell_anchor(add_anchor(VaultFolder(path=folder.absolute()), file), folder)
+
+
+@anchor_app.command("move")
+def move_anchor(file: AnchorFile, folder: Folder) -> None:
+    r"""Move the anchor to another file. The old file stays, as a note. Stop the vault first.
+
+    Example:
+      alidpfl vault anchor move /mnt/third-disk/anchor \
+        --dir /var/lib/alidpfl/hospital-a
+    """
+    from alidpfl.vault.anchor import move_anchor
+    from alidpfl.vault.folder import VaultFolder
+
+    _tell_anchor(move_anchor(VaultFolder(path=folder.absolute()), file), folder)
 
 
 @vault_app.command()
@@ -161,6 +198,13 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
         typer.echo(json.dumps(told, indent=2))
     else:
         _print_status(told, folder)
+
+
+def _tell_anchor(anchor: Path, folder: Path) -> None:
+    typer.echo(
+        f"{anchor} is the anchor from now on. Do not delete it. Give it to the service too, so that copies of {folder} "
+        f"from before are refused: alidpfl vault serve --dir {folder} --anchor {anchor}"
+    )
 
 
 def _source(data: str, num_classes: int | None, split: dict[str, Any]) -> "FileSource | SplitSource":
@@ -191,10 +235,10 @@ def _flag(key: str) -> str:
 
 
 def _announce(folder: Path, vault: "Vault", where: Path) -> None:
-    unsafe, anchor = ", ".join(vault.policy.unsafe), vault.policy.anchor_file
+    unsafe, anchor = ", ".join(vault.policy.unsafe), vault.ledger.anchor
     if unsafe:
         typer.echo(f"warning: the policy allows {unsafe}: no epsilon covers that", err=True)
-    note = "" if anchor else "there is no anchor, so nothing detects a restored copy of this folder, which spends twice"
+    note = "" if anchor else "there is no anchor: if this disk or your home is restored, the vault spends twice"
     if anchor is not None and anchor.stat().st_dev == folder.stat().st_dev:
         note = "the anchor is on the vault's own disk: if that disk is restored, the vault spends twice"
     if note:

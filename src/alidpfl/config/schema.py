@@ -275,6 +275,13 @@ class RunSection(_Section):
         "Batches and noise. `seeded` can be repeated, and hides nothing from anyone who knows the seed: for "
         "experiments. `secure` uses the operating system's entropy: for private data.",
     )
+    name: str | None = _setting(
+        None,
+        "Name of the run. Seeded noise is keyed by it. Over nodes the default is a random name. To compare a "
+        "deployment with a simulation, give both the same name, and every other run another.",
+        pattern=r"^[A-Za-z0-9._:-]{1,64}$",
+        example="compare-1",
+    )
     processes: int | None = _setting(None, "Worker processes. Default: one for each core.", ge=1, le=1024, example=2)
     device: Literal["cpu", "cuda"] = _setting("cpu", "Where clients train.")
     evaluate_every: int = _setting(10, "Rounds between two evaluations. The last round is always evaluated.", ge=1)

@@ -161,7 +161,8 @@ def noise_grid(scale: float) -> float:
     """Return the grid's step, the distance of neighbouring noised values: a power of two, 1/512 to 1/256 of `scale`."""
     if not scale >= _LEAST_SCALE:
         raise ConfigError(
-            f"noise_multiplier x clip_norm={scale:g} must be at least {_LEAST_SCALE:g}; scale the loss up instead"
+            f"noise_multiplier x clip_norm={checks.exact(scale)} must be at least {_LEAST_SCALE:g}; scale the loss up "
+            "instead"
         )
     return float(2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS))
 

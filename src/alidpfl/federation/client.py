@@ -4,6 +4,7 @@ Only noised quantities leave `LocalTrainer.train`. The exception is the raw sign
 admitted by name and are outside every guarantee.
 """
 
+import hashlib
 import math
 from dataclasses import dataclass
 
@@ -50,6 +51,23 @@ class ClientData:
         """Return inputs and targets of the client's records with these numbers, counted from 0."""
         rows = self.rows[records]
         return self.inputs[rows], self.targets[rows]
+
+
+def training_stream(seed: int | None, run: str | None, plan: ClientPlan) -> RandomStream:
+    """Return the randomness of one client's round: fresh entropy, or a stream keyed by seed, round, client and run.
+
+    A vault always names the run. Otherwise a server could ask for the same round in two runs, and the difference of the
+    answers would have no noise.
+
+    Args:
+        seed: the seed, or None for fresh entropy.
+        run: name of the run, or None for the key of a simulation without a name.
+        plan: the round and the client.
+    """
+    if seed is None:
+        return RandomStream.secure()
+    name = () if run is None else (int.from_bytes(hashlib.sha256(run.encode()).digest()),)
+    return RandomStream.seeded(seed, plan.round, plan.client, *name)
 
 
 class LocalTrainer:

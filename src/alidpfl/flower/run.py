@@ -19,6 +19,7 @@ from alidpfl.federation.tensors import trained
 from alidpfl.flower.config import FlowerOptions, Scalar, from_run_config
 from alidpfl.flower.engine import VaultEngine
 from alidpfl.flower.nodes import Link, Member, Node, NodeId, found_again, gather, most_common_task, numbered
+from alidpfl.inputs.checks import exact
 from alidpfl.methods import Method
 from alidpfl.privacy.client_ledger import CappedLedger
 from alidpfl.reporting.tables import rounded_up
@@ -78,7 +79,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
     model = wanted.model(task := wanted.task(nodes))
     fitting = wanted.fitting(nodes, task)
     members = _clients(fitting, known, options, tell)
-    run = kept["run"] if kept else secrets.token_hex(8)
+    run = kept["run"] if kept else config.run.name or secrets.token_hex(8)
     ledger = CappedLedger(parts.ledger)
     engine = VaultEngine(
         link=link,
@@ -209,19 +210,19 @@ def _problems(node: Node, config: Config, parts: Parts, shapes: Shapes) -> Itera
     if terms.release != parts.method.release:
         yield f"its vault puts noise on the {terms.release}, {config.method.name} on the {parts.method.release}"
     if rate > terms.sample_rate:
-        yield f"its vault allows privacy.sample_rate={terms.sample_rate:g}, and this run has {rate:g}"
+        yield f"its vault allows privacy.sample_rate={exact(terms.sample_rate)}, and this run has {exact(rate)}"
     if rate * node.info.num_records < 1:  # τ is planned for the smallest client, so it would slow down all
         size = node.info.num_records
-        yield f"its vault has num_records={size}, less than one per batch at privacy.sample_rate={rate:g}"
+        yield f"its vault has num_records={size}, less than one per batch at privacy.sample_rate={exact(rate)}"
     if sigma < terms.min_noise_multiplier:
         least = terms.min_noise_multiplier
-        yield f"its vault requires privacy.noise_multiplier={least:g} or more, and this run has {sigma:g}"
+        yield f"its vault requires privacy.noise_multiplier={exact(least)} or more, and this run has {exact(sigma)}"
     if sigma > limits.max_noise_multiplier:
         most = limits.max_noise_multiplier
-        yield f"its vault allows privacy.noise_multiplier={most:g} or less, and this run has {sigma:g}"
+        yield f"its vault allows privacy.noise_multiplier={exact(most)} or less, and this run has {exact(sigma)}"
     if not limits.min_clip_norm <= clip_norm <= limits.max_clip_norm:
-        low, high = limits.min_clip_norm, limits.max_clip_norm
-        yield f"its vault requires method.clip_norm from {low:g} to {high:g}, and this run has {clip_norm:g}"
+        low, high, own = (exact(norm) for norm in (limits.min_clip_norm, limits.max_clip_norm, clip_norm))
+        yield f"its vault requires method.clip_norm from {low} to {high}, and this run has {own}"
 
 
 def refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Method) -> None:

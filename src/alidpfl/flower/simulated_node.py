@@ -81,5 +81,6 @@ def _loaded(text: str) -> tuple[Dataset, SimulationData, nn.Module]:
 @functools.lru_cache(maxsize=_TRAINERS_KEPT)
 def _trainer(text: str, partition: int) -> RecordTrainer:
     _, data, model = _loaded(text)
-    rows, seed = data.clients[partition], parse_config(json.loads(text)).run.seed
-    return RecordTrainer(model, data.inputs[rows], data.targets[rows], seed=seed)
+    rows, run = data.clients[partition], parse_config(json.loads(text)).run
+    # Without a name, the noise is that of a simulation without a name: the server's random name could not be repeated.
+    return RecordTrainer(model, data.inputs[rows], data.targets[rows], seed=run.seed, run_of=lambda _: run.name)

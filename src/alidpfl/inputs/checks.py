@@ -76,6 +76,16 @@ def whole(name: str, value: object, *, low: int = 0, high: int | None = None) ->
     return number
 
 
+def exact(value: float) -> str:
+    """Return a number with as many digits as it needs, so that a value next to a limit does not look like the limit.
+
+    >>> exact(2.0), exact(1e6), exact(0.99999999)
+    ('2', '1e+06', '0.99999999')
+    """
+    brief = f"{value:g}"
+    return brief if float(brief) == value else repr(value)
+
+
 def as_seconds(value: object) -> object:
     """Convert "90", "90s", "15m", "2h" or "1d" to seconds. Return any value that is not a string unchanged.
 

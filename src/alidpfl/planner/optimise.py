@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from alidpfl.errors import BudgetExceededError, ConfigError
+from alidpfl.inputs.checks import exact
 from alidpfl.planner.request import PlanRequest
 from alidpfl.policies import noise_power
 from alidpfl.privacy import MAX_STEPS, max_steps, noise_multiplier_bound, noise_multiplier_for
@@ -192,14 +193,14 @@ def _no_rate_fits(noise: float, request: PlanRequest, paid: Iterable[Setting]) -
             f"noise_multiplier={noise:g} is too small for one step at any sampling rate within "
             f"epsilon={request.epsilon:g}; leave it out, and the planner chooses one"
         )
-    return f"max_epochs={request.max_epochs:g} is less than one step needs; set at least {least:.3g}"
+    return f"max_epochs={exact(request.max_epochs or 0)} is less than one step needs; set at least {exact(least)}"
 
 
 def _no_setting_fits(request: PlanRequest, rounds: int) -> str:
     least = min(_proposals(replace(request, max_epochs=None), rounds), key=lambda setting: setting.epochs)
     return (
-        f"max_epochs={request.max_epochs:g} is less than any setting needs; set at least {least.epochs:.3g} "
-        f"(q = {least.sample_rate:g}, {least.steps} steps), or lower max_rounds or min_steps"
+        f"max_epochs={exact(request.max_epochs or 0)} is less than any setting needs; set at least "
+        f"{exact(least.epochs)} (q = {least.sample_rate:g}, {least.steps} steps), or lower max_rounds or min_steps"
     )
 
 

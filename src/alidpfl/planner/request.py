@@ -141,17 +141,17 @@ def affordable_rounds(request: PlanRequest) -> RoundLimit:
 
 def _no_round_fits(request: PlanRequest, limited_by: str) -> str:
     if limited_by == "time_limit":
+        limit, seconds = (checks.exact(value or 0.0) for value in (request.time_limit, request.seconds_per_round))
         return (
-            f"time_limit={request.time_limit:g} s is shorter than one round of seconds_per_round="
-            f"{request.seconds_per_round:g}; set at least {request.seconds_per_round:g} s"
+            f"time_limit={limit} s is shorter than one round of seconds_per_round={seconds}; set at least {seconds} s"
         )
-    needed, limit, clients = request.bytes_per_round, request.traffic_limit or 0, request.clients
+    needed, most, clients = request.bytes_per_round, request.traffic_limit or 0, request.clients
     remedies = [f"set at least {needed:,} bytes"]
-    if (params := limit // (_BYTES_PER_PARAMETER * clients)) > 0:
+    if (params := most // (_BYTES_PER_PARAMETER * clients)) > 0:
         remedies.append(f"use a model of at most {params:,} parameters")
-    if (fewer := limit // (_BYTES_PER_PARAMETER * request.num_params)) > 0:
+    if (fewer := most // (_BYTES_PER_PARAMETER * request.num_params)) > 0:
         remedies.append(f"let at most {fewer} of the {clients} clients take part in a round")
     return (
-        f"traffic_limit={limit:,} bytes is less than one round of {clients} clients with {request.num_params:,} "
+        f"traffic_limit={most:,} bytes is less than one round of {clients} clients with {request.num_params:,} "
         f"parameters in both directions; {', or '.join(remedies)}"
     )

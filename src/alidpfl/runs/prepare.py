@@ -135,6 +135,7 @@ def prepare(
         method=parts.method,
         data=data,
         seed=config.run.seed if is_seeded else None,
+        run=config.run.name,
         processes=config.run.processes,
         device=config.run.device,
         noise=config.privacy.noise,

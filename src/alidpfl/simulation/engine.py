@@ -1,8 +1,8 @@
 """The engine of a simulation: many clients on one machine, in this process or in one worker process for each core.
 
 The result is the same to the last bit for any number of processes. Every client's randomness depends only on (seed,
-round, client), every process computes in one thread, and the server adds in the order of the clients. Memory grows with
-the clients of a round: a client that is not drawn is only a list of row numbers.
+run, round, client), every process computes in one thread, and the server adds in the order of the clients. Memory grows
+with the clients of a round: a client that is not drawn is only a list of row numbers.
 """
 
 import os
@@ -42,6 +42,7 @@ class Simulation:
         method: Method,
         data: SimulationData,
         seed: int | None,
+        run: str | None = None,
         processes: int | None = None,
         device: str = "cpu",
         noise: NoiseKind = "gaussian",
@@ -55,6 +56,7 @@ class Simulation:
             method: its objective is what clients minimise.
             data: shared by all processes.
             seed: makes batches and noise repeatable; None for the operating system's entropy.
+            run: name of the run, a part of the seed's key. Vaults with seeded noise use it too.
             processes: worker processes; None for one for each core.
             device: "cpu" or "cuda"; the latter in this process only.
             noise: "grid" for exact noise, one record at a time.
@@ -78,7 +80,7 @@ class Simulation:
         self._processes = 1 if device != "cpu" else min(wanted, max(2, len(data.clients)))
         with steady_arithmetic():
             self._runner = Runner(
-                model=model, method=method, data=data, seed=seed, device=device, noise=noise, loss=loss
+                model=model, method=method, data=data, seed=seed, run=run, device=device, noise=noise, loss=loss
             )
             check_enrolment(self._runner.model, data)
         self._data, self._on_share = data, on_share

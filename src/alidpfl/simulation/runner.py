@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.dpsgd import RandomStream, cross_entropy
-from alidpfl.federation.client import ClientData, LocalTrainer
+from alidpfl.federation.client import ClientData, LocalTrainer, training_stream
 from alidpfl.federation.settings import Part
 from alidpfl.federation.tensors import load, trained
 from alidpfl.methods import Loss, Method
@@ -47,6 +47,7 @@ class Runner:
         method: Method,
         data: SimulationData,
         seed: int | None,
+        run: str | None = None,
         device: str = "cpu",
         noise: NoiseKind = "gaussian",
         loss: Loss = cross_entropy,
@@ -55,14 +56,12 @@ class Runner:
         self._trainer = LocalTrainer(method.objective(copy.deepcopy(model).train(), loss), device=device, noise=noise)
         self.model = copy.deepcopy(model).eval().to(device)
         self._parameters = trained(self.model)
-        self._data, self._seed, self._device, self._loss = data, seed, device, loss
+        self._data, self._device, self._loss = data, device, loss
+        self._seed, self._run = seed, run
 
     def train(self, params: Tensor, plan: ClientPlan) -> ClientUpdate:
-        """Run one client's plan. Its randomness depends only on seed, round and client."""
-        if self._seed is None:
-            random = RandomStream.secure()
-        else:
-            random = RandomStream.seeded(self._seed, plan.round, plan.client)
+        """Run one client's plan. Its randomness depends only on seed, run, round and client."""
+        random = training_stream(self._seed, self._run, plan)
         return self._trainer.train(params, self._data.client(plan.client), plan, random)
 
     def rehearse(self, params: Tensor, plan: ClientPlan) -> float:

@@ -26,6 +26,7 @@ _REMEDIES = {
     errno.ENOTDIR: "a part of this path is a file, not a folder: choose another path",
     errno.EISDIR: "this is a folder where a file belongs: move it away",
     errno.ENOENT: "it does not exist: was it moved or deleted?",
+    errno.ELOOP: "it is a symbolic link, and somebody may have planted it: put the file itself there",
 }
 
 
@@ -51,13 +52,25 @@ def disk_errors(action: str, path: Path) -> Iterator[None]:
         raise DataError(f"cannot {action} {path}: {remedy}") from error
 
 
+def new_file(path: Path, *, flags: int = os.O_WRONLY, mode: int = 0o600) -> int:
+    """Open a new, empty file. Remove what lies at `path` first: nothing is ever written through a planted link."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+
+
+def without_links(name: str, flags: int) -> int:
+    """Open a file like `open` does, but refuse a symbolic link. It is the `opener` of files that are written."""
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`. At any moment, and after any crash, readers see the old or the new file, whole."""
     # One fixed name: the next write replaces what a kill left behind.
     temporary = path.with_name(f".{path.name}.tmp")
     with disk_errors("write", path):
         try:
-            with temporary.open("wb") as file:
+            with open(new_file(temporary, mode=0o666), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -71,7 +84,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def append_line(path: Path, line: bytes) -> None:
     """Append one line with a single write. A write that fails half-way (disk full) leaves the file as it was."""
-    with disk_errors("append to", path), path.open("ab", buffering=0) as file:
+    with disk_errors("append to", path), open(path, "ab", buffering=0, opener=without_links) as file:
         size = os.fstat(file.fileno()).st_size
         if os.write(file.fileno(), line) != len(line):
             file.truncate(size)
@@ -82,7 +95,7 @@ def synced_size(path: Path) -> int:
     """Return the size of a file after all its bytes have reached the disk; 0 if there is no file."""
     with disk_errors("read", path):
         try:
-            with path.open("r+b", buffering=0) as file:
+            with open(path, "r+b", buffering=0, opener=without_links) as file:
                 os.fsync(file.fileno())
                 return os.fstat(file.fileno()).st_size
         except FileNotFoundError:
@@ -102,7 +115,7 @@ def truncate(path: Path, size: int) -> None:
     """Cut a file back to its first `size` bytes, which must be whole lines."""
     if size == 0 and not path.exists():
         return
-    with disk_errors("truncate", path), path.open("r+b") as file:
+    with disk_errors("truncate", path), open(path, "r+b", opener=without_links) as file:
         file.seek(max(size - 1, 0))
         if size > 0 and file.read(1) != b"\n":
             raise DataError(

@@ -21,8 +21,10 @@ def exclusive_lock(path: Path, *, owner_of: Path, remedy: str = "choose another 
     with disk_errors("lock", path):
         # Mode 0600, because everybody who can open the file can hold the lock. Unbuffered, because a buffer would be
         # written again after a full disk refused it.
-        file = FileIO(path, "ab+", opener=lambda name, flags: os.open(name, flags, 0o600))
+        file = FileIO(path, "ab+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))
     with file:
+        if os.fstat(file.fileno()).st_nlink > 1:  # the lock is emptied, and so would be what the link leads to
+            raise ConfigError(f"{path} is a link to another file, and somebody may have planted it: delete it")
         with disk_errors("lock", path):
             if not (_locked(file) or _locked(file, after=_RETRY_SECONDS)):  # `lock_holder` holds it for an instant
                 file.seek(0)
@@ -56,7 +58,8 @@ def _name(file: FileIO) -> str:
 
 
 def _locked(file: FileIO, after: float = 0.0) -> bool:
-    time.sleep(after)
+    if after > 0:
+        time.sleep(after)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -26,12 +26,13 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from alidpfl.errors import DataError
-from alidpfl.store.files import disk_errors, parse_json, read_bytes, sync_directory
+from alidpfl.store.files import disk_errors, new_file, parse_json, read_bytes, sync_directory
+from alidpfl.vault.heads import Head, staged
 from alidpfl.vault.refusals import RefusalCode, refusal
 
 _SEAL = ', "hash": "{}"}}\n'
@@ -50,48 +51,6 @@ class Entry:
     counter: int
     hash: str
     values: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Head:
-    """Number and hash of a chain's last line, kept in another file. `vault` is the name from enrolment."""
-
-    vault: str
-    counter: int
-    hash: str
-
-    def to_bytes(self) -> bytes:
-        """Return the head as one line of JSON."""
-        return (json.dumps(asdict(self)) + "\n").encode()
-
-    @classmethod
-    def read(cls, path: Path) -> "Head":
-        """Read a head file. Raise DataError if it is missing or damaged."""
-        content = read_bytes(path)
-        if content is None:
-            raise DataError(
-                f"{path} is missing. It is the ledger's head: without it, a ledger that was cut looks whole. Put it "
-                "back from a copy; if it is an anchor on another disk, mount the anchor's disk"
-            )
-        try:
-            values = parse_json(content)
-            counter = values["counter"]
-            if type(counter) is not int or counter < 0:
-                raise ValueError(counter)
-            return cls(vault=str(values["vault"]), counter=counter, hash=str(values["hash"]))
-        except (ValueError, TypeError, KeyError):
-            raise DataError(f"{path} is damaged: it is not a ledger's head; put it back from a copy") from None
-
-    def __str__(self) -> str:
-        return f"{self.counter}:{self.hash}"
-
-
-def parse_head(text: str, vault: str) -> Head:
-    """Return the head that the owner noted: counter:hash, as `alidpfl vault status` prints it."""
-    counter, _, found = text.partition(":")
-    if not (counter.isdecimal() and len(found) == 64):  # noqa: PLR2004
-        raise DataError(f"head {text!r} must be counter:hash, as `alidpfl vault status` prints it")
-    return Head(vault=vault, counter=int(counter), hash=found)
 
 
 def read_entries(content: bytes) -> tuple[list[Entry], bytes]:
@@ -125,6 +84,12 @@ def verified(content: bytes | None, heads: Sequence[tuple[str, Head]], source: P
 def _check_head(head: Head, entries: Sequence[Entry], where: str, source: Path) -> None:
     if head.vault != entries[0].values.get("vault"):
         raise DataError(f"{where} belongs to another vault than {source}; use the head of this vault")
+    if head.moved_to is not None:
+        again = f"`alidpfl vault anchor move {head.moved_to} --dir {source.parent}`"
+        raise DataError(
+            f"{where} was the anchor of {source} until it moved to {head.moved_to}. If the move was interrupted, "
+            f"repeat {again}. If that is refused too, this folder is an older copy. {_REMEDY}"
+        )
     if head.counter >= len(entries):
         raise DataError(
             f"{source} has {len(entries)} whole lines, but {where} knows of {head.counter + 1}: it was cut, damaged or "
@@ -191,8 +156,8 @@ class Chain:
             os.fsync(descriptor)  # what was read may not be on the disk yet, and new lines build on it
         chain = cls(path, heads, entries, descriptor)
         with disk_errors("update the ledger's head", heads[0]):
-            chain._stage(chain.head)
-            chain._commit()
+            chain._stage(chain.head, heads)
+            chain._commit(heads)
         return chain
 
     @property
@@ -210,7 +175,7 @@ class Chain:
         line = (text[:-1] + _SEAL.format(entry.hash)).encode()
         vault = str((self.entries[0] if self.entries else entry).values["vault"])
         try:
-            self._stage(Head(vault=vault, counter=entry.counter, hash=entry.hash))
+            self._stage(Head(vault=vault, counter=entry.counter, hash=entry.hash), self._heads)
             self._write(line)
         except OSError as error:
             raise refusal(
@@ -222,11 +187,25 @@ class Chain:
         self.entries.append(entry)  # from here on it counts
         try:
             os.fsync(self._descriptor)
-            self._commit()
+            self._commit(self._heads)
         except OSError as error:
             self._broken = f"the ledger could not be synced to the disk ({error.strerror})"
             self._refuse_if_broken()
         return entry
+
+    def check(self, head: Head, where: str) -> None:
+        """Raise DataError if a head belongs to another chain, or names a line that this chain lacks."""
+        _check_head(head, self.entries, where, self.path)
+
+    def add_head(self, path: Path) -> None:
+        """Let one more file follow the chain. What the file held before is lost."""
+        self._place(path, self.head)
+        self._heads = (*self._heads, path)
+
+    def retire_head(self, path: Path, moved_to: Path) -> None:
+        """Leave a note in a head file that another replaces. No ledger is served with it again."""
+        self._place(path, replace(self.head, moved_to=str(moved_to)))
+        self._heads = tuple(head for head in self._heads if head != path)
 
     def close(self) -> None:
         """Close the file."""
@@ -260,16 +239,21 @@ class Chain:
                 return ""
         return problem
 
-    def _stage(self, head: Head) -> None:
-        """Write the new heads beside the old ones."""
-        for path in self._heads:
-            with open(os.open(staged(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE), "wb") as file:
+    def _place(self, path: Path, head: Head) -> None:
+        with disk_errors("write", path):
+            self._stage(head, (path,))
+            self._commit((path,))
+
+    def _stage(self, head: Head, paths: Sequence[Path]) -> None:
+        """Write the new heads beside the old ones. A link that somebody planted there is not followed."""
+        for path in paths:
+            with open(new_file(staged(path)), "wb") as file:
                 _write_whole(file.fileno(), head.to_bytes())
                 os.fsync(file.fileno())
 
-    def _commit(self) -> None:
+    def _commit(self, paths: Sequence[Path]) -> None:
         """Replace the old heads by the new ones."""
-        for path in self._heads:
+        for path in paths:
             os.replace(staged(path), path)
             sync_directory(path.parent)
 
@@ -277,8 +261,3 @@ class Chain:
 def _write_whole(descriptor: int, content: bytes) -> None:
     if os.write(descriptor, content) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def staged(path: Path) -> Path:
-    """Return where the next head is kept until its line is written."""
-    return path.with_name(f".{path.name}.next")

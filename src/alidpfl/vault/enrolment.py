@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from alidpfl._version import __version__
 from alidpfl.errors import ConfigError
+from alidpfl.store.access import refuse_if_shared
 from alidpfl.store.files import disk_errors, sync_directory
 from alidpfl.vault.accounts import filter_order, make_account
-from alidpfl.vault.chain import Chain, staged
+from alidpfl.vault.chain import Chain
+from alidpfl.vault.heads import check_anchor, make_state_folder, staged, state_head
 from alidpfl.vault.ledger import ENROLLED
 from alidpfl.vault.messages import Shapes
 from alidpfl.vault.policy import Policy
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from alidpfl.data import LabelledData
 
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _TAKEN = (
     "exists: it follows the ledger of a data set that is enrolled already. If it is this data set, restore its folder "
     "and do not enrol it again; otherwise give another --anchor"
@@ -50,6 +52,7 @@ class FileSource(_Source):
         """Return the records and the number of classes."""
         from alidpfl.data.own import load_client
 
+        refuse_if_shared(Path(self.path), any_owner=True)  # the owner cannot change them unnoticed: they are hashed
         records = load_client(Path(self.path), self.pixel_range)
         if int(records.targets.max()) >= self.num_classes:
             raise ConfigError(
@@ -143,11 +146,24 @@ class Enrolment(BaseModel):
             )
 
 
-def enrol(folder: Path, source: Source, policy: Policy) -> Enrolment:
-    """Create the vault's folder, whole or not at all. The records are read and not changed."""
-    if policy.anchor_file is not None:
-        policy = policy.model_copy(update={"anchor": str(policy.anchor_file)})
-    _refuse_if_taken(folder, policy)
+def enrol(folder: Path, source: Source, policy: Policy, *, anchor: Path | None = None) -> Enrolment:
+    """Create the vault's folder, whole or not at all. The records are read and not changed.
+
+    Args:
+        folder: the vault's folder, which must be empty or not exist.
+        source: where the records are.
+        policy: the owner's policy.
+        anchor: a file on another disk that follows the ledger's head, or None.
+
+    Returns:
+        What is fixed from now on.
+
+    Raises:
+        ConfigError: the folder or the anchor is taken, or the settings do not fit together.
+        DataError: the records or the disk cannot be used.
+    """
+    anchor = None if anchor is None else anchor.resolve()
+    _refuse_if_taken(folder, anchor)
     order = filter_order(policy)
     make_account(policy, order)  # refuses terms that do not pay for one step
     enrolment = _described(source, policy, order)
@@ -156,18 +172,20 @@ def enrol(folder: Path, source: Source, policy: Policy) -> Enrolment:
         folder.parent.mkdir(parents=True, exist_ok=True)
         building.mkdir(mode=_PRIVATE_FOLDER)
         undo.callback(shutil.rmtree, building, ignore_errors=True)
-        if policy.anchor_file is not None:
-            _claim(policy.anchor_file)
-            undo.callback(policy.anchor_file.unlink, missing_ok=True)  # from here on it is ours to delete
-            undo.callback(staged(policy.anchor_file).unlink, missing_ok=True)
-        _fill(building, enrolment, policy)
+        state = state_head(enrolment.vault)
+        make_state_folder(state)
+        for head in (state,) if anchor is None else (state, anchor):
+            _claim(head)
+            undo.callback(head.unlink, missing_ok=True)  # from here on it is ours to delete
+            undo.callback(staged(head).unlink, missing_ok=True)
+        _fill(building, enrolment, policy, anchor)
         os.rename(building, folder)  # replaces an empty folder or makes a new one, never replaces a ledger
         undo.pop_all()
         sync_directory(folder.parent)
     return enrolment
 
 
-def _refuse_if_taken(folder: Path, policy: Policy) -> None:
+def _refuse_if_taken(folder: Path, anchor: Path | None) -> None:
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
             f"{folder} is not empty: a data set is enrolled once, and its ledger lasts as long as its records. Give "
@@ -175,17 +193,10 @@ def _refuse_if_taken(folder: Path, policy: Policy) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give a folder")
-    anchor = policy.anchor_file
-    if anchor is None:
-        return
-    if anchor.exists():
-        raise ConfigError(f"{anchor} {_TAKEN}")
-    if folder.resolve() in anchor.parents:
-        raise ConfigError(
-            f"{anchor} is in the vault's own folder and would be restored together with it; give another --anchor"
-        )
-    if not anchor.parent.is_dir():
-        raise ConfigError(f"{anchor.parent}, the place of the anchor, is not a folder; mount its disk or create it")
+    if anchor is not None:
+        if anchor.exists():
+            raise ConfigError(f"{anchor} {_TAKEN}")
+        check_anchor(anchor, folder)
 
 
 def _claim(anchor: Path) -> None:
@@ -221,7 +232,7 @@ def _described(source: Source, policy: Policy, order: int | None) -> Enrolment:
     )
 
 
-def _fill(folder: Path, enrolment: Enrolment, policy: Policy) -> None:
+def _fill(folder: Path, enrolment: Enrolment, policy: Policy, anchor: Path | None) -> None:
     from alidpfl.vault.folder import ANSWERS, ENROLMENT, HEAD, LEDGER, POLICY
 
     record = (enrolment.model_dump_json(indent=2) + "\n").encode()
@@ -232,6 +243,9 @@ def _fill(folder: Path, enrolment: Enrolment, policy: Policy) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-    genesis = {"kind": ENROLLED, "time": int(time.time()), "vault": enrolment.vault}
+    genesis: dict[str, Any] = {"kind": ENROLLED, "time": int(time.time()), "vault": enrolment.vault}
     genesis["enrolment"] = hashlib.sha256(record).hexdigest()
-    Chain.create(folder / LEDGER, policy.heads(folder / HEAD), genesis).close()
+    heads: tuple[Path, ...] = (folder / HEAD, state_head(enrolment.vault))
+    if anchor is not None:  # from the first line on: every copy of the folder names it
+        genesis["anchor"], heads = str(anchor), (*heads, anchor)
+    Chain.create(folder / LEDGER, heads, genesis).close()

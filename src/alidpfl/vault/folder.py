@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,12 +15,23 @@ from typing import Any
 from pydantic import ValidationError
 
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.store.files import disk_errors, parse_json, read_bytes, sync_directory
+from alidpfl.store.access import refuse_if_shared
+from alidpfl.store.files import disk_errors, new_file, parse_json, read_bytes, sync_directory, without_links
 from alidpfl.store.lock import exclusive_lock, lock_holder
 from alidpfl.vault.accounts import budget_of, charged_rate, make_account
-from alidpfl.vault.chain import Chain, Entry, Head, parse_head, staged, verified
+from alidpfl.vault.chain import Chain, Entry, read_entries, verified
 from alidpfl.vault.enrolment import Enrolment
-from alidpfl.vault.ledger import Book, Ledger
+from alidpfl.vault.heads import (
+    ONE_VAULT,
+    Head,
+    check_anchor,
+    lock_head,
+    make_state_folder,
+    parse_head,
+    staged,
+    state_head,
+)
+from alidpfl.vault.ledger import Book, Ledger, pinned_anchor
 from alidpfl.vault.policy import Policy, read_policy
 from alidpfl.vault.refusals import RefusalCode, refusal
 from alidpfl.vault.slots import SlotLog
@@ -34,43 +45,92 @@ _LAST_REFUSALS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class VaultFolder:
-    """The files of a vault."""
+    """The files of a vault. Only their owner may be able to write them."""
 
     path: Path
 
     def __post_init__(self) -> None:
         if not (self.path / POLICY).is_file():
             raise ConfigError(f"{self.path} is not a vault: it has no {POLICY}; make one with `alidpfl vault init`")
+        for name in ("", POLICY, ENROLMENT, LEDGER, HEAD, ANSWERS):
+            refuse_if_shared(self.path / name)
 
     def policy(self) -> Policy:
         """Read the owner's policy."""
         return read_policy(self.path / POLICY)
 
+    def anchor(self) -> Path | None:
+        """Return the anchor that the ledger names, or None. It is only as reliable as the ledger's file."""
+        return pinned_anchor(self._entries())
+
+    def heads(self) -> list[Path]:
+        """Return the files that follow the ledger: the folder's own head, the anchor and the state head, if any."""
+        own, anchor = self.path / HEAD, self.anchor()
+        state = state_head(Head.read(own).vault)
+        return [own, *([] if anchor is None else [anchor]), *([state] if state.exists() else [])]
+
     @contextmanager
-    def lock(self, policy: Policy) -> Iterator[None]:
-        """Lock the folder, and its anchor against a copy of the folder. The lock ends with the process."""
-        anchor, remedy = policy.anchor_file, "ask it instead: two vaults on one ledger would spend twice"
+    def lock(self) -> Iterator[None]:
+        """Lock the folder, and the heads outside it against a copy of the folder. The lock ends with the process."""
         with ExitStack() as locks:
-            locks.enter_context(exclusive_lock(self.path / LOCK, owner_of=self.path, remedy=remedy))
-            if anchor is not None:
+            locks.enter_context(exclusive_lock(self.path / LOCK, owner_of=self.path, remedy=ONE_VAULT))
+            if (anchor := self.anchor()) is not None:
                 Head.read(anchor)  # first: if its disk is not mounted, nothing may be written to the bare mount point
-                beside = anchor.with_name(f".{anchor.name}{LOCK}")
-                locks.enter_context(exclusive_lock(beside, owner_of=anchor, remedy=remedy))
+                check_anchor(anchor, self.path)
+                locks.enter_context(lock_head(anchor))
+            state = state_head(Head.read(self.path / HEAD).vault)
+            make_state_folder(state)
+            locks.enter_context(lock_head(state))
             yield
 
-    def open(self, policy: Policy, known_head: str | None = None) -> tuple[Enrolment, Ledger]:
-        """Verify enrolment and ledger, and open them for serving. The caller holds `lock`."""
-        heads = policy.heads(self.path / HEAD)
-        vault = Head.read(heads[0]).vault
+    def open(
+        self, policy: Policy, known_head: str | None = None, anchor: Path | None = None
+    ) -> tuple[Enrolment, Ledger]:
+        """Verify enrolment and ledger, and open them for serving. The caller holds `lock`.
+
+        Args:
+            policy: the owner's policy.
+            known_head: a head that the owner noted; a ledger without it is refused.
+            anchor: the anchor that the owner expects. Any other is refused, and so is a ledger that names none.
+        """
+        pinned = self.anchor()
+        vault = Head.read(self.path / HEAD).vault
         known = [("the head that you gave", parse_head(known_head, vault))] if known_head else []
-        chain = Chain.open(self.path / LEDGER, heads, known)
+        if anchor is not None and anchor.resolve() != pinned:
+            self._refuse_other_anchor(anchor.resolve(), pinned)
+        chain = self.chain(pinned, known)
         enrolment = self._enrolment(chain.entries[0], policy)
         return enrolment, Ledger(chain, make_account(policy, enrolment.filter_order))
 
+    def chain(self, anchor: Path | None, known: Sequence[tuple[str, Head]] = ()) -> Chain:
+        """Verify the ledger against every head, and open it for writing. The caller holds `lock`.
+
+        Without a state head, somebody else must vouch for the ledger: its anchor, or a head that the owner noted.
+        Otherwise a copy from before the anchor would be served as if it were new.
+
+        Args:
+            anchor: the anchor, or None.
+            known: other heads that the ledger must have, each with a name for errors.
+        """
+        ledger, own = self.path / LEDGER, self.path / HEAD
+        heads = (own,) if anchor is None else (own, anchor)
+        state = state_head(Head.read(own).vault)
+        if state.exists():
+            return Chain.open(ledger, (*heads, state), known)
+        if anchor is None and not known:
+            raise DataError(
+                f"{state} is missing: this user never served this vault, or lost that file. So nothing shows that "
+                f"{self.path} is the newest copy. Start once with --head and the newest head that you noted, as "
+                "`alidpfl vault status` prints it; or put the file back"
+            )
+        make_state_folder(state)
+        chain = Chain.open(ledger, heads, known)
+        chain.add_head(state)
+        return chain
+
     def read(self, policy: Policy) -> tuple[Enrolment, Book, str]:
         """Verify and return enrolment, book and head. It changes nothing, and another process may be writing."""
-        paths = policy.heads(self.path / HEAD)
-        heads = [(str(path), Head.read(path)) for path in paths]  # first: the ledger is never behind them
+        heads = [(str(path), Head.read(path)) for path in self.heads()]  # first: the ledger is never behind them
         entries, _ = verified(read_bytes(self.path / LEDGER), heads, self.path / LEDGER)
         enrolment = self._enrolment(entries[0], policy)
         book = Book(entries, make_account(policy, enrolment.filter_order))
@@ -83,6 +143,20 @@ class VaultFolder:
     def slots(self) -> SlotLog:
         """Read the log of time slots."""
         return SlotLog.read(self.path / SLOTS)
+
+    def _entries(self) -> list[Entry]:
+        return read_entries(read_bytes(self.path / LEDGER) or b"")[0]
+
+    def _refuse_other_anchor(self, anchor: Path, pinned: Path | None) -> None:
+        """Refuse a folder that names another anchor than the owner. Say so first if it is an older copy."""
+        if anchor.exists() and (head := Head.read(anchor)).moved_to is None:
+            verified(read_bytes(self.path / LEDGER), [(str(anchor), head)], self.path / LEDGER)
+        if pinned is None:
+            raise ConfigError(
+                f"--anchor {anchor}: this vault has no anchor; add it first by "
+                f"`alidpfl vault anchor add {anchor} --dir {self.path}`"
+            )
+        raise ConfigError(f"--anchor {anchor}: this vault's anchor is {pinned}; give that one")
 
     def _enrolment(self, genesis: Entry, policy: Policy) -> Enrolment:
         """Return the enrolment that the ledger began with. It must have the policy's terms."""
@@ -136,7 +210,7 @@ def status(path: Path) -> dict[str, Any]:
         "rounds_not_covered": dict(sorted(uncovered.items())),
         "head": head,
         "served_by": holder,
-        "anchor": policy.anchor,
+        "anchor": None if (anchor := folder.anchor()) is None else str(anchor),
     }
 
 
@@ -165,7 +239,8 @@ class RefusalLog:
         with self._one_at_a_time, suppress(OSError):
             self.counts[code.value] += 1
             self.last = [*self.last, new][-_LAST_REFUSALS:]
-            staged(self.path).write_text(json.dumps({"counts": dict(self.counts), "last": self.last}) + "\n")
+            with open(new_file(staged(self.path)), "w") as file:
+                file.write(json.dumps({"counts": dict(self.counts), "last": self.last}) + "\n")
             os.replace(staged(self.path), self.path)
 
 
@@ -182,7 +257,7 @@ class AnswerStore:
     def take_room(self, num_bytes: int) -> None:
         """Take the disk space of the coming answer before the round is charged: a full disk must not cost a round."""
         try:
-            with open(os.open(self._coming, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
+            with open(new_file(self._coming, flags=os.O_RDWR), "rb") as file:
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
                 os.fsync(file.fileno())
         except OSError as error:
@@ -197,7 +272,7 @@ class AnswerStore:
     def store(self, number: int, content: bytes) -> None:
         """Store an answer, whole or not at all, in the space that `take_room` took."""
         try:
-            with open(self._coming, "rb+") as file:
+            with open(self._coming, "rb+", opener=without_links) as file:
                 left = memoryview(content)
                 while left:
                     left = left[os.write(file.fileno(), left) :]

@@ -1,11 +1,13 @@
 """The ledger: what the chain's lines mean.
 
 The first line is the enrolment. Every round adds RESERVED, and RELEASED once its answer is stored. A reservation is
-spent from the moment its line is written, whatever happens to the round. It is never given back.
+spent from the moment its line is written, whatever happens to the round. It is never given back. ANCHORED names the
+anchor from there on, as the enrolment may.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from alidpfl.errors import BudgetExceededError, DataError
@@ -13,7 +15,16 @@ from alidpfl.types import Release
 from alidpfl.vault.accounts import Account
 from alidpfl.vault.chain import Chain, Entry
 
-ENROLLED, RESERVED, RELEASED = "ENROLLED", "RESERVED", "RELEASED"
+ENROLLED, RESERVED, RELEASED, ANCHORED = "ENROLLED", "RESERVED", "RELEASED", "ANCHORED"
+
+
+def pinned_anchor(entries: Sequence[Entry]) -> Path | None:
+    """Return the anchor that the last such line names, with all links resolved; None if no line names one.
+
+    Links are resolved because replacing a link would write to the link's own disk.
+    """
+    named = (entry.values.get("anchor") for entry in reversed(entries))
+    return next((Path(anchor).resolve() for anchor in named if isinstance(anchor, str)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +67,8 @@ class Book:
             match dict(entry.values):
                 case {"kind": "ENROLLED"} if entry.counter == 0:
                     return
+                case {"kind": "ANCHORED", "anchor": str()}:
+                    return
                 case {"kind": "RESERVED", **fields}:
                     new = Reservation(**{**fields, "unsafe": tuple(fields["unsafe"])})
                     self.reservations[entry.counter] = new
@@ -92,6 +105,11 @@ class Ledger:
     def head(self) -> str:
         """The chain's head, which the owner may note elsewhere."""
         return str(self._chain.head)
+
+    @property
+    def anchor(self) -> Path | None:
+        """The anchor that the ledger names, or None."""
+        return pinned_anchor(self._chain.entries)
 
     def reserve(self, reservation: Reservation) -> int:
         """Charge a round and return its number. When this returns, the charge is on the disk."""

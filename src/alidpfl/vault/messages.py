@@ -58,7 +58,7 @@ class RoundRequest(_Message):
     round: int = Field(ge=0, le=1_000_000_000)
     """Number of the round, from 0."""
     client: int = Field(0, ge=0, le=1_000_000_000)
-    """The server's number for this client. Seeded noise is keyed by it."""
+    """The server's number for this client. Seeded noise is keyed by it, the run and the round."""
     method: Literal["fedavg_dp", "ali_dpfl", "adap_dpfl", "pe_dpfl"] = "fedavg_dp"
     """Method of the local loss."""
     options: PerturbationOptions | None = None

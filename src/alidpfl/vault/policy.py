@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from alidpfl.config.wording import refused, shortened, shown, together
 from alidpfl.errors import ConfigError
+from alidpfl.inputs.checks import exact
 from alidpfl.store.files import disk_errors, to_toml
 from alidpfl.types import UNACCOUNTED_SIGNALS, AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultModel
 from alidpfl.vault.messages import RoundRequest
@@ -124,11 +125,6 @@ class Policy(_Section):
     """All that the owner decides."""
 
     format: Literal["alidpfl-vault-policy-1"] = Field("alidpfl-vault-policy-1", description="Format of this file.")
-    anchor: str | None = Field(
-        None,
-        examples=["/mnt/other-disk/anchor"],
-        description="A file on another disk that follows the ledger's head. It detects a restored copy of the folder.",
-    )
     unsafe: list[Literal["unaccounted-signals", "seeded-noise", "prompt-answers"]] = Field(
         default_factory=list,
         examples=[["unaccounted-signals"]],
@@ -143,8 +139,8 @@ class Policy(_Section):
         None,
         ge=0,
         examples=[7],
-        description="Seed of the noise, only with `seeded-noise`, to compare a deployment with a simulation. Anyone "
-        "who knows it can subtract the noise.",
+        description="Seed of the noise, only with `seeded-noise`, to compare a deployment with a simulation of the "
+        "same `run.name`. Anyone who knows it can subtract the noise.",
     )
     budget: BudgetSection
     accounting: AccountingSection = Field(default_factory=AccountingSection)
@@ -173,15 +169,6 @@ class Policy(_Section):
         """The largest σ. By default it admits every σ that the planner finds for these terms, and more."""
         default = max(_USUAL_MOST_NOISE, _MOST_NOISE_RATIO * self.terms.min_noise_multiplier)
         return self.limits.max_noise_multiplier or min(default, _LARGEST_NOISE)
-
-    @property
-    def anchor_file(self) -> Path | None:
-        """The anchor with all links resolved: replacing a link would write to the disk of the link."""
-        return None if self.anchor is None else Path(self.anchor).resolve()
-
-    def heads(self, own: Path) -> tuple[Path, ...]:
-        """Return the files that follow the ledger: the vault's `own` head, and the anchor if there is one."""
-        return (own,) if self.anchor_file is None else (own, self.anchor_file)
 
     def pinned(self) -> dict[str, Any]:
         """Return the sections that may not change once the ledger has begun."""
@@ -216,7 +203,9 @@ def _explained(problem: Any, values: dict[str, Any], called: Callable[[str], str
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        return f"{shortened(called(key))} is not a setting of a vault; remove it or correct its spelling"
+        # A line that can be deleted would not protect older copies of the folder.
+        elsewhere = "; `alidpfl vault anchor` sets it, and the ledger keeps it" if key == "anchor" else ""
+        return f"{shortened(called(key))} is not a setting of a vault; remove it or correct its spelling{elsewhere}"
     if problem["type"] == "missing":
         return f"{called(key)} is missing; add it"
     if problem["type"] == "value_error":  # raised by a validator above, about several settings
@@ -235,18 +224,14 @@ def check_plan(request: RoundRequest, policy: Policy) -> None:
     terms = policy.terms
     if request.release != terms.release:
         _refuse(f"this vault adds noise to the {terms.release}, and the request asks for it on the {request.release}")
-    if not _LEAST_RATE <= request.sample_rate <= terms.sample_rate:
-        _refuse(f"sample_rate={request.sample_rate:g} must be at most {terms.sample_rate:g}, and at least 1e-9")
-    if not terms.min_noise_multiplier <= request.noise_multiplier:
-        _refuse(f"noise_multiplier={request.noise_multiplier:g} must be at least {terms.min_noise_multiplier:g}")
-    if not request.noise_multiplier <= (most := policy.max_noise_multiplier):
-        _refuse(
-            f"noise_multiplier={request.noise_multiplier:g} must be at most {most:g}; ask for less noise, or let the "
-            "owner raise limits.max_noise_multiplier"
-        )
-    low, high = policy.limits.min_clip_norm, policy.limits.max_clip_norm
-    if not low <= request.clip_norm <= high:
-        _refuse(f"clip_norm={request.clip_norm:g} must be between {low:g} and {high:g}")
+    limits, noise = policy.limits, "terms.min_noise_multiplier and limits.max_noise_multiplier"
+    for name, low, high, keys in (
+        ("sample_rate", _LEAST_RATE, terms.sample_rate, "terms.sample_rate"),
+        ("noise_multiplier", terms.min_noise_multiplier, policy.max_noise_multiplier, noise),
+        ("clip_norm", limits.min_clip_norm, limits.max_clip_norm, "limits.min_clip_norm and limits.max_clip_norm"),
+    ):
+        if not low <= (value := getattr(request, name)) <= high:
+            _refuse(f"{name}={exact(value)} must be between {exact(low)} and {exact(high)}, by the owner's {keys}")
     if "raw" in request.signals and UNACCOUNTED_SIGNALS not in policy.unsafe:
         _refuse(
             "the request asks for signals without noise. No epsilon covers them, and the owner has not allowed them by "

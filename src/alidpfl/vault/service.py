@@ -26,7 +26,7 @@ from alidpfl.errors import ConfigError
 from alidpfl.federation.tensors import keep_heap
 from alidpfl.store.files import disk_errors
 from alidpfl.vault.enrolment import Enrolment
-from alidpfl.vault.folder import ANSWERS, HEAD, SOCKET, AnswerStore, VaultFolder
+from alidpfl.vault.folder import ANSWERS, SOCKET, AnswerStore, VaultFolder
 from alidpfl.vault.messages import RoundRequest
 from alidpfl.vault.policy import PROMPT_ANSWERS, Policy
 from alidpfl.vault.refusals import HTTP_STATUS, RefusalCode, VaultRefusedError, refusal
@@ -138,6 +138,7 @@ def serve(
     socket_path: Path | None = None,
     group: str | None = None,
     known_head: str | None = None,
+    anchor: Path | None = None,
     on_ready: Callable[[Vault, Path], None],
 ) -> None:
     """Verify the ledger, load the data, and serve until SIGTERM or Ctrl-C. Raise AliDpflError if they do not fit.
@@ -147,13 +148,14 @@ def serve(
         socket_path: where to listen; by default in the folder.
         group: a group that may connect too.
         known_head: a head that the owner noted; a ledger without it is refused.
+        anchor: the anchor that the owner expects. Any other is refused, and so is a ledger that names none.
         on_ready: called with the vault and the socket's path once the vault listens.
     """
     folder = VaultFolder(path=path)
     where = path / SOCKET if socket_path is None else socket_path
     policy = folder.policy()
-    with folder.lock(policy):
-        enrolment, ledger = folder.open(policy, known_head)
+    with folder.lock():
+        enrolment, ledger = folder.open(policy, known_head, anchor)
         keep_heap()
         trainer = load_trainer(enrolment, policy)
         vault = Vault(
@@ -179,7 +181,7 @@ def serve(
 
 def _measured_slots(folder: VaultFolder, enrolment: Enrolment, policy: Policy, trainer: RecordTrainer) -> Slots:
     """Measure what a usual round at the largest q costs, and note it for the owner. Other rounds are measured later."""
-    files = [folder.path / ANSWERS / "trial", *policy.heads(folder.path / HEAD)]
+    files = [folder.path / ANSWERS / "trial", *folder.heads()]
     storing = storing_seconds(files, 4 * enrolment.num_params)
     timetable, log, terms = Timetable(policy, trainer.cost, storing=storing), folder.slots(), policy.terms
     output = {"method": "pe_dpfl", "options": {"variant": "output"}} if terms.release == "update" else {}

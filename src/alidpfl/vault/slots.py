@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from alidpfl.errors import DataError
-from alidpfl.store.files import parse_json, write_atomically
-from alidpfl.vault.chain import staged
+from alidpfl.store.files import new_file, parse_json, write_atomically
+from alidpfl.vault.heads import staged
 from alidpfl.vault.messages import RoundRequest
 from alidpfl.vault.policy import PROMPT_ANSWERS, Policy
 
@@ -153,7 +153,7 @@ class SlotLog:
         cost = None if self.cost is None else asdict(self.cost)
         text = json.dumps({"cost": cost, "overruns": self.overruns, "last": self.last}) + "\n"
         with suppress(OSError):  # a full disk changes nothing for the caller
-            with open(os.open(staged(self.path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            with open(new_file(staged(self.path)), "w") as file:
                 file.write(text)
             os.replace(staged(self.path), self.path)
 

@@ -7,8 +7,10 @@ import copy
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import DataError
-from alidpfl.federation.client import ClientData, LocalTrainer, check_grid
+from alidpfl.federation.client import ClientData, LocalTrainer, check_grid, training_stream
 from alidpfl.federation.tensors import flatten, num_params, trained
 from alidpfl.methods import make_method
 from alidpfl.models import make_model
@@ -37,35 +39,35 @@ _DEVIATIONS = 6  # a larger batch than this many standard deviations above the m
 
 
 class RecordTrainer:
-    """Trains on the owner's records.
-
-    Args:
-        model: the enrolled model; it is copied for every loss.
-        inputs: the records' inputs.
-        targets: the records' labels.
-        seed: seed of the noise, to compare with a simulation. None draws fresh entropy for every round.
-        noise: kind of the noise.
-    """
+    """Trains on the owner's records."""
 
     def __init__(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, *, seed: int | None, noise: NoiseKind = "gaussian"
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        seed: int | None,
+        noise: NoiseKind = "gaussian",
+        run_of: Callable[[RoundRequest], str | None] = attrgetter("run"),
     ) -> None:
         """Hold the records of one owner.
 
         Args:
-            model: what is trained; it is copied.
-            inputs: the records.
-            targets: their classes.
+            model: the enrolled model; it is copied for every loss.
+            inputs: the records' inputs.
+            targets: the records' labels.
             seed: makes noise repeatable, for comparing with a simulation; None for fresh entropy in every round.
             noise: "grid" for exact noise, one record at a time.
+            run_of: returns the run that seeded noise is keyed by. For a vault it is the request's.
         """
-        self._model, self._seed, self._noise = model, seed, noise
+        self._model, self._seed, self._noise, self._run_of = model, seed, noise, run_of
         self._data = ClientData(inputs=inputs, targets=targets, rows=torch.arange(len(targets)))
         self._trainers: OrderedDict[str, LocalTrainer] = OrderedDict()
 
     def job(self, request: RoundRequest) -> Job:
         """Prepare the request's loss. The trial of the model uses made-up samples, not records."""
-        return partial(self._trained, self._trainer(request))
+        return partial(self._trained, self._trainer(request), self._run_of(request))
 
     def cost(self, request: RoundRequest) -> Cost:
         """Measure a request's round and step on made-up records, with the largest batch that is likely at its q."""
@@ -117,9 +119,10 @@ class RecordTrainer:
             self._trainers.popitem(last=False)
         return self._trainers[key]
 
-    def _trained(self, trainer: LocalTrainer, weights: NDArray[np.float32], plan: ClientPlan) -> ClientUpdate:
-        seed = self._seed  # if there is one, the noise has the keys of a simulation
-        random = RandomStream.secure() if seed is None else RandomStream.seeded(seed, plan.round, plan.client)
+    def _trained(
+        self, trainer: LocalTrainer, run: str | None, weights: NDArray[np.float32], plan: ClientPlan
+    ) -> ClientUpdate:
+        random = training_stream(self._seed, run, plan)  # with a seed, the keys are those of a simulation
         return trainer.train(torch.from_numpy(weights), self._data, plan, random)
 
 

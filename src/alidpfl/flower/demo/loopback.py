@@ -60,7 +60,8 @@ class Loopback:
         self.port = free_port()
         self.keys, self._home = self.folder / "keys", self.folder / "flwr"
         programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        self.environment = {**os.environ, **_ENVIRONMENT, "FLWR_HOME": str(self._home), "PATH": programs}
+        own = {"FLWR_HOME": str(self._home), "XDG_STATE_HOME": str(self.folder / "state"), "PATH": programs}
+        self.environment = {**os.environ, **_ENVIRONMENT, **own}  # a trial leaves nothing outside its folder
 
     def __enter__(self) -> "Loopback":
         self._home.mkdir(parents=True)
