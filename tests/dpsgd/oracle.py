@@ -4,6 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.dpsgd import cross_entropy
+from alidpfl.dpsgd.places import GROUPS_IN_A_FAMILY, rounding
+
+MARGIN = 1 - rounding(128, GROUPS_IN_A_FAMILY)
+"""The share of C that records are clipped to, so that rounding does not lift a sum over the bound."""
 
 
 def gradients_one_by_one(
@@ -25,7 +29,7 @@ def norm(gradients: dict[str, Tensor]) -> float:
 def clipped_sum(per_sample: list[dict[str, Tensor]], clip_norm: float) -> dict[str, Tensor]:
     total = {name: torch.zeros_like(g, dtype=torch.float64) for name, g in per_sample[0].items()}
     for gradients in per_sample:
-        factor = min(1.0, clip_norm / max(norm(gradients), 1e-300))
+        factor = min(1.0, clip_norm * MARGIN / max(norm(gradients), 1e-300))
         for name, gradient in gradients.items():
             total[name] += factor * gradient.double()
     return total

@@ -202,7 +202,7 @@ def test_tiny_gradients_times_huge_inputs_do_not_slip_through(outputs):
     inputs, back = torch.full((1, 1), 1e19), torch.full((1, outputs), 2e-23)
     found = linear_gradients(nn.Linear(1, outputs), ["weight"], inputs, back, Storage.KEEP)["weight"]
     factors = clip_factors(found.squared_norms.sqrt(), 1e-6).float()
-    assert 0.9e-6 < float(found.weighted_sum(factors, None).double().norm()) <= 1e-6 * (1 + 1e-6)
+    assert 0.9e-6 < float(found.weighted_sum(factors).double().norm()) <= 1e-6 * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("cancelled", [1e-2, 1e-4, 1e-6])
@@ -217,7 +217,7 @@ def test_positions_that_cancel_in_part_do_not_slip_through(cancelled):
         )["weight"]
         assert isinstance(found, Bilinear), "this is the test of Gram matrices"
         factors = clip_factors(found.squared_norms.sqrt(), 1e-6).float()
-        assert 0.5e-6 < float(found.weighted_sum(factors, None).double().norm()) <= 1e-6 * (1 + 1e-6)
+        assert 0.5e-6 < float(found.weighted_sum(factors).double().norm()) <= 1e-6 * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("positions", [20, 30, 40, 50])
@@ -232,7 +232,7 @@ def test_positions_that_are_rounded_up_one_after_the_other_do_not_slip_through(p
     found = linear_gradients(nn.Linear(256, 256), ["weight"], inputs, back, Storage.KEEP)["weight"]
     assert isinstance(found, Bilinear), "this is the test of Gram matrices"
     factors = clip_factors(found.squared_norms.sqrt(), 1e-6).float()
-    assert float(found.weighted_sum(factors, None).double().norm()) <= 1e-6 * (1 + 1e-6)
+    assert float(found.weighted_sum(factors).double().norm()) <= 1e-6 * (1 + 1e-6)
 
 
 def test_frozen_parameters_get_no_gradient_and_do_not_count():

@@ -40,7 +40,7 @@ def test_convolution(instruction_set, channels_in, channels_out, options):
         truth = torch.autograd.grad((conv(x[n : n + 1]) * grad[n : n + 1]).sum(), conv.weight)[0]
         weights = torch.zeros(3)
         weights[n] = 1.0
-        torch.testing.assert_close(found.weighted_sum(weights, None), truth, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found.weighted_sum(weights), truth, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(found.squared_norms[n], truth.double().square().sum(), rtol=1e-5, atol=0)
 
 

@@ -4,6 +4,8 @@ import copy
 import math
 import os
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -110,7 +112,7 @@ def _fresh() -> RandomStream:
 
 def _after_a_fork() -> RandomStream:
     stream = RandomStream.secure()
-    stream._owner = -1  # as a forked process finds it
+    stream._generation = object()  # as a forked process finds it
     return stream
 
 
@@ -170,6 +172,52 @@ def test_a_forked_process_does_not_repeat_the_noise():
     child = os.read(read_end, 16)
     assert len(child) == 16
     assert child != stream._words(4).numpy().tobytes()
+
+
+_IN_A_NAMESPACE = """
+import ctypes, os, sys
+from alidpfl.dpsgd import RandomStream, randomness
+
+NEW_PID, NEW_USER, NO_NAMESPACE = 0x20000000, 0x10000000, 77
+libc = ctypes.PyDLL(None)  # keeps Python's lock, as a fork inside an extension does
+
+def fork_as_process_1(fork):
+    if libc.unshare(NEW_PID) != 0 and libc.unshare(NEW_USER | NEW_PID) != 0:
+        os._exit(NO_NAMESPACE)
+    return fork()
+
+def end_with(child):
+    _, status = os.waitpid(child, 0)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+if "no-page" in sys.argv:  # as on another system or an older Linux
+    randomness._FORKS._page = None
+if child := fork_as_process_1(os.fork):
+    end_with(child)
+stream = RandomStream.secure()  # in process 1 of a namespace
+read_end, write_end = os.pipe()
+fork = libc.fork if "c-fork" in sys.argv else os.fork
+grandchild = fork() if "same-namespace" in sys.argv else fork_as_process_1(fork)
+if grandchild == 0:
+    assert (os.getpid() == 1) == ("same-namespace" not in sys.argv)
+    os.write(write_end, stream.words(2).tobytes())
+    os._exit(0)
+_, status = os.waitpid(grandchild, 0)
+if status == 0:
+    os._exit(3 if os.read(read_end, 16) == stream.words(2).tobytes() else 0)
+os._exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.parametrize("how", ["c-fork", "no-page", "c-fork no-page same-namespace"])
+def test_each_sign_of_a_fork_is_enough(how):
+    """In a new PID namespace, parent and child are both process 1: their numbers do not tell them apart."""
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_A_NAMESPACE, *how.split()], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 77:
+        pytest.skip("this system does not let us make PID namespaces")
+    assert done.returncode == 0, done.stderr
 
 
 def test_threads_that_share_a_stream_never_get_the_same_noise():

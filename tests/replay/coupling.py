@@ -187,8 +187,8 @@ class Watch:
         def watched(grid: Grid, vectors: Iterable[Tensor], size: int, random: RandomStream) -> Tensor:
             kept = [vector.clone() for vector in vectors]
             total = torch.zeros(size, dtype=torch.float64)
-            for whole in (grid.rounded(vector) for vector in kept):
-                total += 0 if whole is None else whole * grid.step
+            for vector in kept:
+                total += grid.rounded(vector) * grid.step
             sums = {"total": noised_total(grid, iter(kept), size, random)}
             self._note(total={"total": total}, sums=sums, scale=grid.noise_multiplier * grid.clip_norm)
             return sums["total"]

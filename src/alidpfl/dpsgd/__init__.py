@@ -11,7 +11,7 @@ steps. All randomness comes from one `RandomStream`. Small models are several ti
 >>> settings = StepSettings(clip_norm=1.0, noise_multiplier=1.1, learning_rate=0.5, expected_batch_size=0.015 * 600)
 >>> random = RandomStream.secure()
 >>> batch = poisson_sample(600, 0.015, random)
->>> result = dp_sgd_step(clipper, images[batch], labels[batch], settings, random)
+>>> result = dp_sgd_step(clipper, images, labels, settings, random, rows=batch)
 """
 
 from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, PerSampleClipper, cross_entropy

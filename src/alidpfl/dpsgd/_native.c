@@ -29,7 +29,7 @@ typedef struct {
 } pool_shape;
 
 typedef struct {
-    int64_t batch, features, width; /* width: classes, padded to whole vectors */
+    int64_t batch, features, width; /* width: classes; for scores, padded to whole vectors */
 } softmax_shape;
 #define SOFTMAX_FEATURES 1024 /* as in native.py */
 #define NONE 255

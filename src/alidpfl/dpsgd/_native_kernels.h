@@ -2,9 +2,21 @@
 
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef double NAME(doubles) __attribute__((vector_size(8 * LANES)));
+typedef int32_t NAME(bits) __attribute__((vector_size(4 * LANES), aligned(4)));
 
-/* Compute R rows by V vectors of output channels of one record's gradient, kept in registers over all positions.
- * Return the sum of their squares, added in double after the tile: a long float sum would lose digits of the norm. */
+/* Replace NaN and infinity by zero, without a branch. Then a factor of 0 removes a record: 0 x NaN is NaN. */
+INLINE void NAME(make_finite)(NAME(vec) *v) { *v = (NAME(vec))((NAME(bits))*v & (*v - *v == (NAME(vec)){0})); }
+
+/* Load some floats, at most LANES, made finite, with zeros behind them. */
+INLINE void NAME(load_finite)(NAME(vec) *v, const float *x, int64_t some) {
+    *v = (NAME(vec)){0};
+    memcpy(v, x, (size_t)some * sizeof(float));
+    NAME(make_finite)(v);
+}
+
+/* Compute R rows by V vectors of output channels of one record's gradient, kept in registers over all positions. Write
+ * them out, made finite. Return the sum of the squares before that, added in double after the tile: a long float sum
+ * would lose digits of the norm. */
 #define DEFINE_TILE(FUNCTION, R, V)                                                                                    \
     INLINE double FUNCTION(const conv_shape *s, const float *x, const float *g, float *out) { \
         NAME(vec) sum[R][V];                                                                                           \
@@ -20,8 +32,9 @@ typedef double NAME(doubles) __attribute__((vector_size(8 * LANES)));
         }                                                                                                              \
         NAME(vec) squares = {0};                                                                                       \
         UNROLL for (int i = 0; i < R; i++) UNROLL for (int v = 0; v < V; v++) {                                        \
-            *(NAME(vec) *)(out + i * s->channels_out + v * LANES) = sum[i][v];                                         \
             squares += sum[i][v] * sum[i][v];                                                                          \
+            NAME(make_finite)(&sum[i][v]);                                                                             \
+            *(NAME(vec) *)(out + i * s->channels_out + v * LANES) = sum[i][v];                                         \
         }                                                                                                              \
         double total = 0;                                                                                              \
         for (int lane = 0; lane < LANES; lane++) total += (double)squares[lane];                                       \
@@ -76,7 +89,8 @@ TARGET void NAME(alidpfl_conv)(const conv_shape *s, const float *x, const float 
 }
 
 /* Sum all records' weight gradients. Each is scaled so that its norm together with the `others` (squared norms over the
- * model's other parameters) is at most `limit`. A record with a norm of NaN or above LARGEST_NORM is left out. */
+ * model's other parameters) is at most `limit`. A record with a norm of NaN or above LARGEST_NORM gets a factor of 0.
+ * There is no branch on a record's values. */
 TARGET void NAME(alidpfl_conv_clipped_sum)(const conv_shape *s, const float *x, const float *g, const double *others,
                                            double limit, float *restrict scratch, float *restrict sum, double *norms) {
     const int64_t positions = s->out_height * s->out_width, rows = s->runs_y * s->runs_x * s->run_length;
@@ -85,8 +99,8 @@ TARGET void NAME(alidpfl_conv_clipped_sum)(const conv_shape *s, const float *x, 
         const double own =
             NAME(sample)(s, x + n * s->sample_size, g + n * positions * s->channels_out, scratch);
         norms[n] = __builtin_sqrt(others[n] + own);
-        if (!(norms[n] <= LARGEST_NORM)) continue; /* NaN too */
-        const float factor = norms[n] > limit ? (float)(limit / norms[n]) : 1.0f;
+        const double ratio = limit / norms[n], most_1 = ratio < 1 ? ratio : 1;
+        const float factor = norms[n] <= LARGEST_NORM ? (float)most_1 : 0.0f; /* 0 for NaN */
         for (int64_t i = 0; i < rows * s->channels_out; i++) sum[i] += factor * scratch[i];
     }
     restore_denormals(mode);
@@ -146,18 +160,26 @@ TARGET void NAME(alidpfl_relu_pool_backward)(const pool_shape *s, const float *r
             UNROLL for (int i = 0; i < ROWS; i++) *(NAME(vec) *)(scores + i * width + c) = sum[i];                     \
         }                                                                                                              \
     }                                                                                                                  \
-    INLINE void NAME(outer_##ROWS)(int64_t features, int64_t width, const float *const *sample,                        \
-                                   const float *residuals, float *sum) {                                               \
-        for (int64_t c = 0; c < width; c += LANES) {                                                                   \
-            NAME(vec) r[ROWS];                                                                                         \
-            UNROLL for (int i = 0; i < ROWS; i++) r[i] = *(const NAME(vec) *)(residuals + i * width + c);              \
-            for (int64_t j = 0; j < features; j++) {                                                                   \
-                NAME(vec) *out = (NAME(vec) *)(sum + j * width + c);                                                   \
-                NAME(vec) total = *out;                                                                                \
-                UNROLL for (int i = 0; i < ROWS; i++) total += sample[i][j] * r[i];                                    \
-                *out = total;                                                                                          \
-            }                                                                                                          \
+    INLINE void NAME(products_##ROWS)(int64_t classes, int64_t stride, const NAME(vec) *x, const float *residuals,     \
+                                      float *sum) {                                                                    \
+        for (int64_t c = 0; c < classes; c++) {                                                                        \
+            NAME(vec) *out = (NAME(vec) *)(sum + c * stride);                                                          \
+            NAME(vec) total = *out;                                                                                    \
+            UNROLL for (int i = 0; i < ROWS; i++) total += x[i] * residuals[i * classes + c];                          \
+            *out = total;                                                                                              \
         }                                                                                                              \
+    }                                                                                                                  \
+    INLINE void NAME(outer_##ROWS)(int64_t features, int64_t classes, int64_t stride, const float *const *sample,      \
+                                   const float *residuals, float *sum) {                                               \
+        NAME(vec) x[ROWS];                                                                                             \
+        int64_t j = 0;                                                                                                 \
+        for (; j + LANES <= features; j += LANES) {                                                                    \
+            UNROLL for (int i = 0; i < ROWS; i++) NAME(load_finite)(&x[i], sample[i] + j, LANES);                      \
+            NAME(products_##ROWS)(classes, stride, x, residuals, sum + j);                                             \
+        }                                                                                                              \
+        if (j == features) return;                                                                                     \
+        UNROLL for (int i = 0; i < ROWS; i++) NAME(load_finite)(&x[i], sample[i] + j, features - j);                   \
+        NAME(products_##ROWS)(classes, stride, x, residuals, sum + j);                                                 \
     }
 
 DEFINE_SOFTMAX(8)
@@ -209,34 +231,66 @@ TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x,
     restore_denormals(mode);
 }
 
-/* sum[feature][class] += x[rows[n]][feature] * residuals[n][class], over all n except those with `used` zero: a record
- * that is not finite must not even be multiplied by zero. Adds in float within a group of records, and in double over
- * groups. The numbers `group` must not decrease. `scratch` has room for SOFTMAX_FEATURES x width. */
+/* sum[class][feature] += residuals[n][class] * x[rows[n]][feature], over all n, with 0 for features that are not finite.
+ * Adds in float within a group of records, and in double over groups. The numbers `group` must not decrease. `scratch`
+ * has room for classes x SOFTMAX_FEATURES. */
 TARGET void NAME(alidpfl_softmax_gradient)(const softmax_shape *s, const float *x, const int64_t *rows,
-                                           const int64_t *group, const float *residuals, const uint8_t *used,
-                                           float *restrict scratch, double *restrict sum) {
+                                           const int64_t *group, const float *residuals, float *restrict scratch,
+                                           double *restrict sum) {
+    const int64_t classes = s->width;
     const unsigned mode = flush_denormals();
     for (int64_t first = 0; first < s->features; first += SOFTMAX_FEATURES) {
         const int64_t left = s->features - first, features = left < SOFTMAX_FEATURES ? left : SOFTMAX_FEATURES;
-        double *out = sum + first * s->width;
+        const int64_t stride = (features + LANES - 1) / LANES * LANES;
         for (int64_t n = 0; n < s->batch;) {
             int64_t end = n;
             while (end < s->batch && group[end] == group[n]) end++;
-            memset(scratch, 0, (size_t)(features * s->width) * sizeof(float));
+            memset(scratch, 0, (size_t)(classes * stride) * sizeof(float));
             while (n < end) {
                 const float *sample[8];
-                int64_t some = end - n >= 8 ? 8 : 1, usable = 0;
-                for (int64_t i = 0; i < some; i++) usable += used[n + i];
-                if (usable < some) some = 1;
+                const int64_t some = end - n >= 8 ? 8 : 1;
                 for (int64_t i = 0; i < some; i++) sample[i] = x + rows[n + i] * s->features + first;
-                if (some == 8) NAME(outer_8)(features, s->width, sample, residuals + n * s->width, scratch);
-                else if (used[n]) NAME(outer_1)(features, s->width, sample, residuals + n * s->width, scratch);
+                if (some == 8) NAME(outer_8)(features, classes, stride, sample, residuals + n * classes, scratch);
+                else NAME(outer_1)(features, classes, stride, sample, residuals + n * classes, scratch);
                 n += some;
             }
-            for (int64_t i = 0; i < features * s->width; i++) out[i] += (double)scratch[i];
+            for (int64_t c = 0; c < classes; c++)
+                for (int64_t j = 0; j < features; j++)
+                    sum[c * s->features + first + j] += (double)scratch[c * stride + j];
         }
     }
     restore_denormals(mode);
+}
+
+/* Add one record's vector times factor to the total, rounded to the nearest whole numbers. If their squares add up to
+ * more than `largest`, add it rounded toward zero, or nothing if that is too long as well. All is computed in any case.
+ * The loops have no branch on a value, so that the compiler turns them into vector operations. */
+INLINE double NAME(scaled)(float x, double factor) { return (double)(x - x == 0.0f ? x : 0.0f) * factor; }
+
+TARGET void NAME(alidpfl_add_rounded)(int64_t count, const float *restrict x, double factor, double largest,
+                                      double *restrict total) {
+    double squares[LANES] = {0}, shorter_squares[LANES] = {0}, square = 0, shorter_square = 0;
+    const int64_t whole = count - count % LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) {
+            const double value = NAME(scaled)(x[i + lane], factor);
+            const double nearest = __builtin_rint(value), shorter = __builtin_trunc(value);
+            squares[lane] += nearest * nearest;
+            shorter_squares[lane] += shorter * shorter;
+        }
+    for (int64_t i = whole; i < count; i++) {
+        const double value = NAME(scaled)(x[i], factor);
+        const double nearest = __builtin_rint(value), shorter = __builtin_trunc(value);
+        square += nearest * nearest;
+        shorter_square += shorter * shorter;
+    }
+    for (int lane = 0; lane < LANES; lane++) square += squares[lane], shorter_square += shorter_squares[lane];
+    const int fits = square <= largest, shorter_fits = shorter_square <= largest;
+    const double take = (double)fits, take_shorter = (double)(shorter_fits & !fits);
+    for (int64_t i = 0; i < count; i++) {
+        const double value = NAME(scaled)(x[i], factor);
+        total[i] += take * __builtin_rint(value) + take_shorter * __builtin_trunc(value);
+    }
 }
 
 /* Box-Muller: a 64-bit word for the radius and a 32-bit word for the angle give two standard normals. */

@@ -20,6 +20,7 @@ from alidpfl.dpsgd.gradient_forms import (
     SampleGradients,
     Storage,
     Stored,
+    finite,
     squared_norms,
     stored,
 )
@@ -135,6 +136,7 @@ def _by_kernel_rows(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor) -> Sto
             first = ky * module.dilation[0] * out_width
             gradients.copy_(padded_bmm(grads, windows[:, first : first + grads.shape[2]]))
         squared[part] = squared_norms(values[:, part].flatten(2)).sum(0)  # while they are in the cache
+        values[:, part].copy_(finite(values[:, part]))
 
     def to_parameter(total: Tensor) -> Tensor:
         return total.view(height, -1, width, channels_in).permute(1, 3, 0, 2)
@@ -166,7 +168,8 @@ def _by_patches(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor) -> Stored:
         return total.view(groups, rows, -1).mT.reshape(module.weight.shape)
 
     slabs = values.flatten(1).unsqueeze(0)  # (1, B, co rows)
-    return Stored(values=slabs, squared_norms=squared_norms(slabs).sum(0), to_parameter=to_parameter)
+    squared = squared_norms(slabs).sum(0)
+    return Stored(values=finite(slabs), squared_norms=squared, to_parameter=to_parameter)
 
 
 def _chunks(batch: int, bytes_per_record: int, limit: int) -> Iterator[slice]:

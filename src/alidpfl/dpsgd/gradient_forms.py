@@ -3,6 +3,10 @@
 DP-SGD needs two things from the gradients g_1 ... g_B of a batch. The first is each norm |g_n|. The second, once the
 norms over all layers are known, is the sum of k_n g_n with clip factors k_n. Where a formula gives both, the g_n are
 never computed. Everything here is private: nothing of it may leave the client without noise.
+
+A record with a gradient that is not finite or too large is dropped: its factor is 0. A factor of 0 does not remove NaN,
+so every value that a factor multiplies is made finite first. This is done for all records, in the same operations
+whether or not one is dropped: the time of a step must not tell.
 """
 
 from collections.abc import Callable
@@ -37,11 +41,8 @@ class SampleGradients(Protocol):
     def squared_norms(self) -> Tensor:
         """(B,) squared norm of each record's gradient, float64."""
 
-    def weighted_sum(self, weights: Tensor, dropped: Tensor | None) -> Tensor:
-        """Return the sum of weight times gradient, in the parameter's shape, without the records in `dropped`.
-
-        `dropped` is a mask (B,) of records with NaN or Inf. A weight of 0 would not remove them: 0 x NaN is NaN.
-        """
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Return the sum of weight times gradient, in the parameter's shape. A record of weight 0 adds nothing."""
 
 
 def squared_norms(tensor: Tensor) -> Tensor:
@@ -56,18 +57,18 @@ def squared_norms(tensor: Tensor) -> Tensor:
 
 
 def precise(squared: Tensor, squared_inputs: Tensor) -> Tensor:
-    """Return the squared norms (B,) of a bilinear form, infinite where inputs are huge. Such records are dropped.
+    """Return the squared norms (B,) of a bilinear form, inf or NaN where inputs are huge. Such records are dropped.
 
     A server can choose weights that make a layer's inputs 1e38 and its output gradients 1e-10. Their product is an
     ordinary number. But the gradient times its clip factor would be denormal, and its rounding error times 1e38 would
     exceed the clip norm.
     """
-    return torch.where(squared_inputs <= _LARGEST_INPUT**2, squared, torch.inf)  # false for NaN
+    return squared / (squared_inputs <= _LARGEST_INPUT**2)  # divided by 0, also where NaN: inf or NaN, which is dropped
 
 
-def _zero(tensor: Tensor, dropped: Tensor | None) -> Tensor:
-    """Zero the entries of dropped records in (B, ...)."""
-    return tensor if dropped is None else tensor.masked_fill(_column(dropped, tensor), 0)
+def finite(tensor: Tensor) -> Tensor:
+    """Return a copy with 0 for NaN and infinity, so that a factor of 0 removes a record. Takes as long as a copy."""
+    return torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
@@ -77,21 +78,18 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Gradients written out in slabs (S, B, P): S x P values a record, in the order that was fastest to write.
+    """Gradients written out in slabs (S, B, P): S x P finite values a record, in the order that was fastest to write.
 
-    `to_parameter` turns a sum (S, P) of them into the parameter's shape.
+    The squared norms are those before `finite`. `to_parameter` turns a sum (S, P) of them into the parameter's shape.
     """
 
     values: Tensor
     squared_norms: Tensor
     to_parameter: Callable[[Tensor], Tensor]
 
-    def weighted_sum(self, weights: Tensor, dropped: Tensor | None) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return one matrix-vector product for each slab."""
-        values = self.values
-        if dropped is not None:
-            values = _zero(values.transpose(0, 1), dropped).transpose(0, 1)
-        slabs = [weights @ slab for slab in values]  # (B) @ (B, P) -> (P)
+        slabs = [weights @ slab for slab in self.values]  # (B) @ (B, P) -> (P)
         return self.to_parameter(slabs[0] if len(slabs) == 1 else torch.stack(slabs))
 
 
@@ -99,7 +97,8 @@ def stored(gradients: Tensor, squared: Tensor | None = None) -> Stored:
     """Store gradients (B, *parameter's shape). `squared` are their squared norms, if they are known already."""
     shape, values = gradients.shape[1:], gradients.flatten(1)
     squared = squared_norms(values) if squared is None else squared
-    return Stored(values=values.unsqueeze(0), squared_norms=squared, to_parameter=lambda total: total.view(shape))
+    kept = finite(values).unsqueeze(0)
+    return Stored(values=kept, squared_norms=squared, to_parameter=lambda total: total.view(shape))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +115,10 @@ class Bilinear:
     squared_norms: Tensor
     form: Callable[[Tensor, Tensor], Tensor]
 
-    def weighted_sum(self, weights: Tensor, dropped: Tensor | None) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return the form of the inputs and the weighted output gradients."""
-        inputs, grad_output = _zero(self.inputs, dropped), _zero(self.grad_output, dropped)
-        return self.form(inputs, grad_output * _column(weights, grad_output))
+        grad_output = finite(self.grad_output)
+        return self.form(finite(self.inputs), grad_output.mul_(_column(weights, grad_output)))
 
 
 class Rewritten:
@@ -144,12 +143,11 @@ class Rewritten:
         self._write_out, self._at_once = write_out, at_once
         self.squared_norms = torch.cat([write_out(x, g).squared_norms for x, g in self._pieces])
 
-    def weighted_sum(self, weights: Tensor, dropped: Tensor | None) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         """Write the gradients out again, and return their weighted sum."""
-        masks = [None] * len(self._pieces) if dropped is None else dropped.split(self._at_once)
         total: Tensor | None = None
-        for (x, g), w, mask in zip(self._pieces, weights.split(self._at_once), masks, strict=True):
-            piece = self._write_out(x, g).weighted_sum(w, mask)
+        for (x, g), w in zip(self._pieces, weights.split(self._at_once), strict=True):
+            piece = self._write_out(x, g).weighted_sum(w)
             total = piece if total is None else total.add_(piece)
         assert total is not None  # noqa: S101
         return total
@@ -161,7 +159,7 @@ class Deferred:
 
     Only one parameter of a model can be deferred, so it should be the largest. `clipped_sum(squared, limit)` takes the
     (B,) squared norms over all other parameters and the largest norm that a record may contribute. It returns the (B,)
-    norms over all parameters and this parameter's sum, without the records to drop (see `to_drop`).
+    norms over all parameters and this parameter's sum, without the records to drop (see `is_usable`).
     """
 
     clipped_sum: Callable[[Tensor, float], tuple[Tensor, Tensor]]
@@ -170,10 +168,9 @@ class Deferred:
 def clip_factors(norms: Tensor, limit: float) -> Tensor:
     """Return the factors (B,) min(1, limit / norm), and 0 for a record to drop."""
     factors = (limit / norms).clamp_max(1)  # norm 0 gives inf, which becomes 1
-    return torch.where(norms <= LARGEST_NORM, factors, 0)  # false for NaN
+    return finite(factors) * is_usable(norms)  # not torch.where, which branches on each number
 
 
-def to_drop(norms: Tensor) -> Tensor | None:
-    """Return the mask of records with a gradient that is not finite or too large. None if there are none."""
-    usable = norms <= LARGEST_NORM  # false for NaN
-    return None if bool(usable.all()) else ~usable
+def is_usable(norms: Tensor) -> Tensor:
+    """Return the mask of records that are not dropped: their gradient is finite and not too large."""
+    return norms <= LARGEST_NORM  # false for NaN

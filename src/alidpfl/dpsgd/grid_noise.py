@@ -24,8 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from alidpfl.dpsgd import native
 from alidpfl.dpsgd.clipping import check_clip_norm
-from alidpfl.dpsgd.gradient_forms import LARGEST_NORM
+from alidpfl.dpsgd.gradient_forms import LARGEST_NORM, finite
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.errors import ConfigError
 
@@ -34,6 +35,7 @@ DEVIATION: Final = 1 << _LOG_DEVIATION
 """s, the standard deviation of the noise in steps of the grid, before rounding."""
 
 _LEAST_NOISE: Final = 0.01  # with less, squared norms of whole numbers would be too large for float64 to add exactly
+_TINY: Final = 1e-300  # in place of a norm of zero
 _LEAST_CELLS: Final = 8  # steps in an average coordinate of a vector of norm C; with fewer, rounding removes much of it
 _BITS: Final = 64
 _WORKING_BITS: Final = 160  # precision of the table's arithmetic: its errors add up to less than 2^-90
@@ -83,36 +85,45 @@ class Grid:
                 f'which takes at most {largest:.4g}: train a smaller model, lower the noise, or use noise="gaussian"'
             )
 
-    def rounded(self, vector: Tensor) -> Tensor | None:
-        """Clip a record's vector (P,) to C and round it. Return whole steps in float64, or None to drop the record.
+    def rounded(self, vector: Tensor) -> Tensor:
+        """Clip a record's vector (P,) to C and round it. Return whole steps in float64, zeros to drop the record.
 
         The result depends on the vector only. Coordinates go to the nearest grid point, or toward zero if the vector
         would be too long. If it is still too long, by an error of float arithmetic, the record is dropped. The check is
         exact: float64 adds squares of whole numbers without rounding while the sum is below 2^53, and a sum of
-        non-negative terms that passes 2^53 stays above the limit.
+        non-negative terms that passes 2^53 stays above the limit. All of it is computed for every vector, so that the
+        time does not tell which case it was.
         """
-        scaled = vector.to(torch.float64, copy=True)
-        norm = float(torch.linalg.vector_norm(scaled))
-        if not norm <= LARGEST_NORM:  # also NaN
-            return None
+        scaled = finite(vector).double().mul_(self._factor(vector))
+        both = scaled.new_empty(2, len(vector))
+        torch.round(scaled, out=both[0])
+        np.trunc(scaled.numpy(), out=both[1].numpy())  # torch.trunc branches on each number
+        is_nearest, is_shorter = (bool(whole @ whole <= self.largest_square) for whole in both)
+        return both.new_tensor([is_nearest, is_shorter and not is_nearest]) @ both
+
+    def _factor(self, vector: Tensor) -> float:
+        """Return what brings a record's vector to steps of the grid and clips it, or 0 to drop it."""
         limit = math.sqrt(self.largest_square)
         longest = limit - 2 - len(vector) / (16 * limit)  # rounding adds about a twelfth to each square
-        scaled *= min(1 / self.step, longest / norm if norm else math.inf)
-        for rounding in (torch.round, torch.trunc):
-            whole = rounding(scaled)
-            if float(whole @ whole) <= self.largest_square:
-                return whole
-        return None
+        norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+        is_usable = norm <= LARGEST_NORM  # false for NaN
+        return is_usable * min(1 / self.step, longest / max(norm, _TINY))  # min drops a NaN in the second place
+
+    def _add(self, vector: Tensor, total: Tensor) -> None:
+        """Add `rounded` to the total (P,), by the native kernel if it serves."""
+        if native.is_available() and vector.dtype == torch.float32 and vector.is_contiguous():
+            native.add_rounded(vector, self._factor(vector), self.largest_square, total)
+        else:
+            total += self.rounded(vector)
 
     def noised_total(self, vectors: Iterable[Tensor], size: int, random: RandomStream) -> Tensor:
         """Return the sum of all records' vectors, each (size,), with noise N(0, σ²C² I), as float32 on the grid."""
         check_stream(random)
         self.check_size(size)
-        total = torch.zeros(size, dtype=torch.int64)
+        total = torch.zeros(size, dtype=torch.float64)  # exact: a record's coordinates are below 2^23
         for vector in vectors:
-            if (whole := self.rounded(vector)) is not None:
-                total += whole.long()
-        noised = total + rounded_gaussian(size, random)
+            self._add(vector, total)
+        noised = total.long() + rounded_gaussian(size, random)
         return (noised.double() * self.step).float()  # post-processing of whole numbers: it costs no privacy
 
 

@@ -185,4 +185,4 @@ def vmap_gradients(
             f"({str(error).splitlines()[0]}); build it from Linear, Conv2d, Embedding, GroupNorm, LayerNorm and layers "
             "without parameters, keep dropout outside of it, or freeze it"
         ) from error
-    return {name: stored(gradient) for name, gradient in found.items()}
+    return {name: stored(found.pop(name)) for name in names}  # popped, so that only one is in memory twice

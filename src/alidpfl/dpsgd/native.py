@@ -103,7 +103,10 @@ def serves_convolution(channels_out: int) -> bool:
 
 
 def conv_gradients(shape: ConvShape, inputs: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
-    """Return per-sample weight gradients (batch, rows, channels out) and squared norms (batch,) from NHWC data."""
+    """Return per-sample weight gradients (batch, rows, channels out) and squared norms (batch,) from NHWC data.
+
+    Gradients are made finite, as by `gradient_forms.finite`, after their norms are taken.
+    """
     _check_convolution(shape, inputs, grad_output)
     weights = torch.empty(shape.batch, shape.rows, shape.channels_out, dtype=torch.float32)
     squared = torch.empty(shape.batch, dtype=torch.float64)
@@ -174,26 +177,37 @@ def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tenso
     return scores, squared
 
 
-def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor, used: Tensor) -> Tensor:
-    """Return the sum over a batch of features times residuals, (features, width) in double.
+def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor) -> Tensor:
+    """Return the sum over a batch of residuals times features, (classes, features) in double.
 
     Args:
-        inputs: (n, features) float32.
+        inputs: (n, features) float32. Features that are not finite count as 0.
         rows: (B,) rows of the batch.
         groups: (B,) ascending group numbers. Rows of one group are added in float32, groups in double.
-        residuals: (B, width) float32.
-        used: (B,) bool. Other rows are left out.
+        residuals: (B, classes) float32, finite.
     """
-    width = residuals.shape[1]
-    _check_rows(inputs, rows, inputs.shape[1])
+    features, classes = inputs.shape[1], residuals.shape[1]
+    _check_rows(inputs, rows, features)
     _check_contiguous(groups, torch.int64, len(rows))
-    _check_contiguous(residuals, torch.float32, len(rows) * softmax_width(width))
-    _check_contiguous(used, torch.bool, len(rows))
-    total = torch.zeros(inputs.shape[1], width, dtype=torch.float64)
-    scratch = torch.empty(_SOFTMAX_FEATURES, width, dtype=torch.float32)
-    shape = (len(rows), inputs.shape[1], width)
-    _call("softmax_gradient", shape, inputs, rows, groups, residuals, used, scratch, total)
+    _check_contiguous(residuals, torch.float32, len(rows) * classes)
+    total = torch.zeros(classes, features, dtype=torch.float64)
+    scratch = torch.empty(classes, _SOFTMAX_FEATURES, dtype=torch.float32)
+    _call("softmax_gradient", (len(rows), features, classes), inputs, rows, groups, residuals, scratch, total)
     return total
+
+
+def add_rounded(vector: Tensor, factor: float, largest_square: int, total: Tensor) -> None:
+    """Add a record's vector (P,) times a factor to the total, rounded to whole numbers; see `Grid.rounded`.
+
+    Args:
+        vector: float32.
+        factor: Brings the norm below 2^51.
+        largest_square: Largest squared norm of the rounded vector.
+        total: (P,) float64, changed in place.
+    """
+    _check_contiguous(vector, torch.float32, len(total))
+    _check_contiguous(total, torch.float64, len(total))
+    _call("add_rounded", len(total), vector, factor, float(largest_square), total)
 
 
 def _check_rows(inputs: Tensor, rows: Tensor, features: int) -> None:

@@ -6,10 +6,20 @@ repeated. Its output is not private: anyone who knows the seed can subtract the 
 
 Gaussian numbers are float32. Floating-point noise has gaps, which an attacker who sees exact outputs may exploit
 (Mironov 2012). `rounded_gaussian` draws exact whole numbers instead: docs/explanation/floating-point.md.
+
+Two processes with one keystream would add the same noise to different data, and subtracting would remove it. So a
+secure stream takes a new key in a forked process. Three signs tell of a fork, and one is enough:
+
+- a page of memory that Linux clears in every child, also after a fork from C code and in a new PID namespace;
+- Python's own hook after `os.fork` and `multiprocessing`;
+- another process number.
+
+A copy of a whole virtual machine, or a process restored from a file, shows none of them and repeats its noise.
 """
 
 import hashlib
 import math
+import mmap
 import os
 import threading
 from typing import NoReturn
@@ -27,6 +37,42 @@ _KEY_BYTES = 32
 _BLOCK_BYTES = 16
 _CHUNK_PAIRS = 1 << 16  # keeps words and numbers in the second-level cache
 _ZEROS = memoryview(bytes(12 * _CHUNK_PAIRS))  # encrypting zeros gives the keystream
+_MADV_WIPEONFORK = 18  # since Linux 4.14; the module mmap has no name for it
+
+
+class _Forks:
+    """Tells one process from those that it was forked from: `generation` is another object in each."""
+
+    def __init__(self) -> None:
+        self._page = _page_wiped_on_fork()
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """Begin a generation."""
+        self._generation, self._process = object(), os.getpid()
+        if self._page is not None:
+            self._page[0] = 1
+
+    def generation(self) -> object:
+        """Return the generation of this process."""
+        is_wiped = self._page is not None and self._page[0] == 0
+        if is_wiped or os.getpid() != self._process:
+            self.renew()
+        return self._generation
+
+
+def _page_wiped_on_fork() -> mmap.mmap | None:
+    """Return a page that the kernel fills with zeros in every forked process, or None if it cannot."""
+    try:
+        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        page.madvise(_MADV_WIPEONFORK)
+    except (AttributeError, OSError, ValueError):  # an older Linux, or another system
+        return None
+    return page
+
+
+_FORKS = _Forks()
 
 
 def _keystream(key: bytes) -> CipherContext:
@@ -40,7 +86,7 @@ class RandomStream:
     def __init__(self, key: bytes, *, secure: bool) -> None:
         self.is_secure = secure
         self._stream = _keystream(key)
-        self._owner = os.getpid()
+        self._generation = _FORKS.generation()
         self._buffer = bytearray()
         self._lock = threading.Lock()  # two threads in one buffer would get the same noise
 
@@ -105,9 +151,8 @@ class RandomStream:
         return torch.frombuffer(self._buffer, dtype=torch.int32)[:count]
 
     def _rekey_after_fork(self) -> None:
-        # Two processes with one keystream would add the same noise to different data. Subtracting would remove it.
-        if self.is_secure and os.getpid() != self._owner:
-            self._stream, self._owner = _keystream(os.urandom(_KEY_BYTES)), os.getpid()
+        if self.is_secure and (now := _FORKS.generation()) is not self._generation:
+            self._stream, self._generation = _keystream(os.urandom(_KEY_BYTES)), now
 
     def __reduce__(self) -> NoReturn:
         # This refuses copy and deepcopy too: a second reader of the stream would repeat its noise.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from alidpfl.dpsgd.clipping import SAFETY, check_clip_norm
-from alidpfl.dpsgd.gradient_forms import clip_factors, squared_norms, to_drop
+from alidpfl.dpsgd.gradient_forms import clip_factors, finite, squared_norms
 from alidpfl.dpsgd.grid_noise import Grid
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.dpsgd.step import add_noise
@@ -51,11 +51,8 @@ def noised_total(
         return Grid(clip_norm=clip_norm, noise_multiplier=noise_multiplier).noised_total(records, size, random)
     total = torch.zeros(size, dtype=torch.float64)
     for piece in vectors:
-        norms = squared_norms(piece).sqrt()
-        factors = clip_factors(norms, clip_norm * SAFETY)
-        if (dropped := to_drop(norms)) is not None:
-            piece = piece.masked_fill(dropped[:, None], 0)  # noqa: PLW2901
-        total += factors @ piece.double()
+        factors = clip_factors(squared_norms(piece).sqrt(), clip_norm * SAFETY)
+        total += factors @ finite(piece).double()
     noised = {"total": total}
     add_noise(noised, noise_multiplier * clip_norm, random)
     return noised["total"]

@@ -26,6 +26,7 @@ from alidpfl.dpsgd import (
     poisson_sample,
 )
 from alidpfl.dpsgd.clipping import SAFETY
+from alidpfl.dpsgd.gradient_forms import clip_factors, finite
 from alidpfl.dpsgd.grid_noise import thresholds
 from alidpfl.dpsgd.step import NO_CLIPPING, NO_NOISE
 from alidpfl.errors import ConfigError, DataError
@@ -174,12 +175,8 @@ def _step_settings(plan: ClientPlan, learning_rate: float, divisor: float) -> St
 def _noised_update(before: Tensor, after: Tensor, plan: ClientPlan, random: RandomStream) -> Tensor:
     """Clip the whole update to S = clip_norm and add N(0, σ²(2S)²): any change of the data moves it by at most 2S."""
     update = (after - before).double()
-    norm = float(update.norm())
-    if not math.isfinite(norm):  # dropped as a whole; the noise still goes out
-        update = update.new_zeros(update.shape)
-    elif norm > 0:
-        update *= min(1.0, plan.clip_norm * SAFETY / norm)
-    released = {"update": update}
+    factor = clip_factors(update.norm(), plan.clip_norm * SAFETY)  # 0 if not finite: then only noise goes out
+    released = {"update": finite(update) * factor}
     add_noise(released, 2 * plan.clip_norm * plan.noise_multiplier, random)
     return before + released["update"]
 
