@@ -22,13 +22,17 @@ POINTS = 4001
 
 def epsilon_range(sample_rate, noise_multiplier, steps, delta, start):
     """Return a lower and an upper estimate of ε at δ: both directions, the worse counts. `start` only saves time."""
+    low, high, far = 0.0, math.inf, False
     for log_tail, smoothing in ATTEMPTS:
         removed, added = (
             _Direction(sample_rate, noise_multiplier, steps, delta, remove, log_tail, smoothing)
             for remove in (True, False)
         )
-        low, high = removed.epsilon(start)
-        if high - low <= 1e-4 * low:
+        ends = removed.epsilon(start)
+        # Far from `start`, Newton's method may have met a zero that is none. Then both attempts must agree.
+        low, high = (min(low, ends[0]), max(high, ends[1])) if far else ends
+        far = ends[1] - ends[0] <= 1e-4 * ends[0] and abs(ends[0] - start) > 0.01 * start
+        if not far and high - low <= 1e-4 * low:
             break
     if added.surely_less_than(low):
         return low, high
