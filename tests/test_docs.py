@@ -184,6 +184,15 @@ def test_every_claim_on_privacy_names_a_test_that_exists():
         assert f"def {name}(" in (page.parent / path).read_text(), f"{path} has no {name}"
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/explanation/proofs").glob("*.md")), ids=lambda page: page.stem)
+def test_every_number_of_a_proof_stands_at_a_line_of_code(page):
+    claims = set(re.findall(r"\*\*\[(\d+)\]", page.read_text()))
+    sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    lines = {number for found in re.findall(rf"# proof {page.stem} ([\d, ]+)", sources) for number in found.split(", ")}
+    assert claims == {number.strip() for number in lines} != set()
+    assert f"docs/explanation/proofs/{page.name}" in sources  # a docstring leads to the page
+
+
 def test_the_architecture_names_every_package():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     packages = [path.parent.name for path in (ROOT / "src" / "alidpfl").glob("*/__init__.py")]

@@ -186,7 +186,7 @@ class PerSampleClipper:
             return lower.plus(self._sum(inputs[cut:], targets[cut:], places[cut:], clip_norm))
         # An empty batch is one group too: it takes as long as a single record.
         groups = zip(inputs.split(size), targets.split(size), strict=True)
-        return reduce(ClippedSum.plus, (self._microbatch(x, y, clip_norm) for x, y in groups))
+        return reduce(ClippedSum.plus, (self._microbatch(x, y, clip_norm) for x, y in groups))  # proof step 4
 
     def _microbatch(self, inputs: Tensor, targets: Tensor, clip_norm: float) -> ClippedSum:
         used = len(inputs)

@@ -167,8 +167,10 @@ class Deferred:
 
 def clip_factors(norms: Tensor, limit: float) -> Tensor:
     """Return the factors (B,) min(1, limit / norm), and 0 for a record to drop."""
-    factors = (limit / norms).clamp_max(1)  # norm 0 gives inf, which becomes 1
-    return finite(factors) * is_usable(norms)  # not torch.where, which branches on each number
+    # Norm 0 gives inf, which becomes 1.
+    factors = (limit / norms).clamp_max(1)  # proof step 2
+    # Not torch.where, which branches on each number.
+    return finite(factors) * is_usable(norms)  # proof step 3
 
 
 def is_usable(norms: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""One DP-SGD iteration: sample, clip, sum, add noise, divide by a public constant, step (Abadi et al. 2016)."""
+"""One DP-SGD iteration: sample, clip, sum, add noise, divide by a public constant, step (Abadi et al. 2016).
+
+The comments `proof step N` here and in its parts name the lines of docs/explanation/proofs/step.md.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -111,7 +114,7 @@ def noised_sum(
         return _noised_on_grid(clipper, gradients, settings, random)
     clipped = clipper.clipped_sum(inputs, targets, clip_norm=settings.clip_norm, seed=seed, rows=rows, places=places)
     # Empty batch: still add noise, because a sum without noise would reveal that it was empty.
-    add_noise(clipped.gradients, settings.noise_scale, random)
+    add_noise(clipped.gradients, settings.noise_scale, random)  # proof step 5
     return StepResult(noised_sum=clipped.gradients, private=clipped.statistics)
 
 
@@ -154,7 +157,7 @@ def add_noise(gradients: dict[str, Tensor], scale: float, random: RandomStream) 
         on_device = part.view(gradient.shape).to(gradient.device)
         noised = gradient.add_(on_device, alpha=scale).float()
         # The grid is a power of two, so that only `round_` rounds.
-        gradients[name] = noised.div_(grid).round_().mul_(grid)
+        gradients[name] = noised.div_(grid).round_().mul_(grid)  # proof step 6
 
 
 def noise_grid(scale: float) -> float:
@@ -183,7 +186,7 @@ def dp_sgd_step(
     Args, result and Raises are those of `noised_sum`. `settings` also gives η and the expected batch size.
     """
     result = noised_sum(clipper, inputs, targets, settings, random, rows=rows, places=places)
-    for name, parameter in clipper.parameters.items():
+    for name, parameter in clipper.parameters.items():  # proof step 7
         parameter.sub_(result.noised_sum[name], alpha=settings.learning_rate / settings.expected_batch_size)
     return result
 
@@ -202,5 +205,5 @@ def poisson_sample(num_records: int, sample_rate: float, random: RandomStream) -
     checks.whole("num_records", num_records)
     checks.real("sample_rate", sample_rate, above=0, high=1, rule="must be in (0, 1]; did you pass a batch size?")
     # Uniform numbers are multiples of 2^-53. With q rounded down to such a multiple, the chance is never above q.
-    chance = math.floor(sample_rate * 2.0**53) * 2.0**-53
+    chance = math.floor(sample_rate * 2.0**53) * 2.0**-53  # proof step 1
     return (random.uniform(num_records) < chance).nonzero().squeeze(1)
