@@ -15,11 +15,12 @@ from alidpfl.config.wording import kind, kind_of, limits, toml
 from alidpfl.flower.config import FlowerOptions
 from alidpfl.methods import METHODS, method_options
 from alidpfl.policies import POLICIES
+from alidpfl.tables.schema import KINDS, Schema
 from alidpfl.vault.policy import PINNED, Policy
 
 _HEAD = """# Settings
 
-At the end of this page you will know every setting of a run, of a run on Flower and of a vault.
+At the end of this page you will know every setting of a run, of a run on Flower, of a vault and of a table's schema.
 
 A TOML file describes a run. A setting that you leave out takes its default. `make run` uses the defaults only. On the
 command line, `--set section.key=value` changes a setting. `--set seed=3` is enough if only one section has the key.
@@ -37,6 +38,12 @@ _VAULT = """## The vault's policy
 `policy.toml` in a vault's folder belongs to the owner. The [vault](../how-to/vault.md) reads it when it starts. No
 request can change it. Unknown keys and wrong types are refused. Keys that may not change were fixed when the ledger was
 begun. If one of them differs, the vault refuses to start.
+"""
+
+_SCHEMA = """## The schema of tables
+
+`schema.toml` describes the [tables](../how-to/tables.md) of all owners. Unknown keys and wrong types are refused. The
+hash that owners compare covers every key and the order of the columns.
 """
 
 _PACE_LIMIT = "τ is at most this times ⌈steps left / rounds left⌉; 1 or more. Default: no limit."
@@ -75,7 +82,7 @@ def reference() -> str:
         if name == "method":
             parts += _options("method", "options", _method_rows())
             parts += _options("policy", "policy_options", _policy_rows())
-    return "\n".join([*parts, *_flower_options(), *_vault_policy()]).rstrip() + "\n"
+    return "\n".join([*parts, *_flower_options(), *_vault_policy(), *_table_schema()]).rstrip() + "\n"
 
 
 def _flower_options() -> list[str]:
@@ -93,6 +100,25 @@ def _vault_policy() -> list[str]:
         changes = "no" if name in PINNED else "yes"
         lines += [_line(key, setting, changes) for key, setting in rows.items()]
     return lines
+
+
+def _table_schema() -> list[str]:
+    """Return the tables of the schema's own keys, and of those of each kind of target and of column."""
+    own = (_line(key, field) for key, field in Schema.model_fields.items() if key not in KINDS)
+    lines = ["", _SCHEMA, _head("key", "type", "default", "meaning"), *own, ""]
+    titles = {"target": "target", "columns": "columns.NAME"}
+    for part in ("target", "columns"):
+        lines += [f"### {titles[part]}\n", f"{Schema.model_fields[part].description}\n"]
+        lines.append(_head("kind", "key", "type", "default", "meaning"))
+        for kind_name, model in KINDS[part].items():
+            rows = (_line(key, field) for key, field in model.model_fields.items() if key != "kind")
+            lines += [f"| `{kind_name}` {row}" for row in (f"| | | | {_kind_meaning(model)} |", *rows)]
+        lines.append("")
+    return lines
+
+
+def _kind_meaning(model: type) -> str:
+    return str(model.__doc__).partition(": ")[2].capitalize()
 
 
 def _options(owner: str, key: str, rows: Iterable[tuple[str, str, Any, object]]) -> list[str]:

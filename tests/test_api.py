@@ -4,12 +4,15 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas
+import polars
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import alidpfl
+import alidpfl.data
 from alidpfl import Decision, Privacy, federate
 from alidpfl.errors import AliDpflError, ConfigError, DataError, UnsupportedModelError
 from alidpfl.methods import PeDpfl
@@ -211,7 +214,6 @@ def test_without_a_seed_no_two_runs_agree():
         ({"processes": 0}, "processes=0"),
         ({"schedule": "cosin"}, "'cosine'"),
         ({"clients": []}, "clients"),
-        ({"clients": dict(enumerate(CLIENTS))}, r"list\("),
         ({"clients": CLIENTS[0]}, r"\[\("),
         ({"privacy": {"epsilon": 2.0}}, r"alidpfl\.Privacy\("),
         ({"model": nn.Linear}, "torch.nn.Module"),
@@ -370,3 +372,73 @@ class _Says:
 def test_mistakes_of_ones_own_policy_are_told_in_words(policy, message):
     with pytest.raises(ConfigError, match=message), _federation(policy=policy) as federation:
         list(federation)
+
+
+def _frames():
+    """The first client's records as frames of pandas and of polars, with an index that does not begin at 0."""
+    inputs, targets = (part.numpy() for part in CLIENTS[0])
+    names = [f"x{number}" for number in range(inputs.shape[1])]
+    table = pandas.DataFrame(inputs, columns=names, index=range(5, 5 + len(inputs)))
+    yield table, pandas.Series(targets, index=table.index)
+    yield polars.DataFrame(inputs, schema=names), polars.Series(targets)
+    yield inputs, polars.Series(targets)
+    yield table.astype("Float64"), pandas.Series(targets).astype("Int64")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("client", list(_frames()), ids=["pandas", "polars", "mixed", "nullable"])
+def test_frames_train_as_tensors_do(client):
+    federations = [_federation(clients=[first, *CLIENTS[1:]], max_rounds=1) for first in (CLIENTS[0], client)]
+    for federation in federations:
+        federation.step()
+    one, other = (federation.named_params() for federation in federations)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    model = nn.Linear(6, 3)
+    plans = [Privacy.plan(model, [first], epsilon=2, delta=1e-5, max_rounds=5) for first in (CLIENTS[0], client)]
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("kind", [list, np.asarray, torch.as_tensor, pandas.Series, polars.Series])
+def test_flags_are_the_classes_0_and_1(kind):
+    flags = [bool(label) for label in CLIENTS[0][1]]
+    data = alidpfl.data.from_clients([(CLIENTS[0][0], kind(flags))], test=TEST)
+    assert data.train.targets.tolist() == [int(flag) for flag in flags]
+
+
+@pytest.mark.parametrize(
+    "kind", [list, np.asarray, pandas.Series, polars.Series, lambda x: pandas.Series(x, dtype=object)]
+)
+def test_texts_as_classes_are_refused_with_a_remedy(kind):
+    with pytest.raises(DataError, match=r"client 0: classes .*\{'no': 0, 'yes': 1\}") as caught:
+        _federation(clients=[(CLIENTS[0][0], kind(["secret"] * len(CLIENTS[0][0])))])
+    assert "secret" not in str(caught.value)
+
+
+def test_a_frame_with_texts_names_the_column():
+    table = pandas.DataFrame(CLIENTS[0][0].numpy()).rename(columns=str)
+    for frame in (
+        table.assign(sex="secret"),
+        polars.from_dict(table.to_dict("list")).with_columns(sex=polars.lit("secret")),
+    ):
+        with pytest.raises(DataError, match="client 0: column 'sex'") as caught:
+            _federation(clients=[(frame, CLIENTS[0][1])])
+        assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"\[\("):
+        _federation(clients=(table, CLIENTS[0][1]))
+
+
+def test_clients_may_have_names():
+    names = ("north", "south", "east", "west")
+    clients = dict(zip(names, CLIENTS, strict=True))
+    federation = _federation(clients=clients, max_rounds=1)
+    record = federation.step()
+    assert federation.client_names == names
+    assert list(federation.epsilons) == [0, 1, 2, 3]
+    assert record == _federation(max_rounds=1).step()
+    assert _federation().client_names == ()
+    plans = [Privacy.plan(nn.Linear(6, 3), given, epsilon=2, delta=1e-5, max_rounds=5) for given in (clients, CLIENTS)]
+    assert plans[0] == plans[1]
+    with pytest.raises(DataError, match=r"client 1 \('south'\): .*NaN"):
+        _federation(clients={**clients, "south": (torch.full((5, 6), torch.nan), torch.zeros(5, dtype=torch.int64))})
+    with pytest.raises(ConfigError, match="test"):
+        _federation(clients=clients, test=CLIENTS[2])

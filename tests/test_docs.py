@@ -26,7 +26,10 @@ MODULES = [
     for module in pkgutil.walk_packages(alidpfl.__path__, "alidpfl.")
     if not module.name.endswith(("._native", ".__main__"))
 ]
-TESTED_ELSEWHERE = {"docs/how-to/vault.md": "tests/vault/test_vault_command.py"}
+TESTED_ELSEWHERE = {
+    "docs/how-to/tables.md": "tests/tables/test_page.py",
+    "docs/how-to/vault.md": "tests/vault/test_vault_command.py",
+}
 PROGRAMS = {
     document: "\n".join(code)
     for document in DOCUMENTS

@@ -22,6 +22,7 @@ from alidpfl.cli import help_of
 from tests import command_words, documents
 from tests.command_words import missing_of
 from tests.runs.command import alidpfl
+from tests.tables.test_page import write_tables
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
@@ -67,9 +68,10 @@ def found_in(document):
 
 
 def examples_in_help():
-    """Return the examples of `alidpfl COMMAND --help`, after the two runs that they need."""
+    """Return the examples of `alidpfl COMMAND --help`, after the runs that they need."""
     split = [part for _, command in all_commands() for part in help_of(command)[1].split(" && ")]
-    return [f"alidpfl run --out runs/{name}" for name in ("first", "second")] + split
+    tables = "alidpfl run --schema schema.toml --data hospitals/*.csv --out runs/hospitals"
+    return [*(f"alidpfl run --out runs/{name}" for name in ("first", "second")), tables, *split]
 
 
 def spans(document):
@@ -204,6 +206,7 @@ def scene(tmp_path, monkeypatch):
         fence for fence in documents.fences((ROOT / "docs/how-to/reproduce.md").read_text()) if fence.language == "toml"
     )
     (tmp_path / "mine.toml").write_text("\n".join(grid.lines))
+    write_tables(tmp_path)
     (tmp_path / "run.toml").write_text('[model]\nname = "linear"\n')
     for folder in ("var/lib/alidpfl", "mnt/other-disk/alidpfl", "root", "etc"):
         (tmp_path / folder).mkdir(parents=True)

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from alidpfl.data.own import Client, from_clients, labelled
+from alidpfl.data.own import Client, Clients, described, from_clients, is_frame, labelled
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation import Federation, FederationSettings, ServerSettings
 from alidpfl.federation.planning import make_ledger
@@ -60,7 +60,7 @@ class Privacy:
     def plan(
         cls,
         model: nn.Module,
-        clients: Sequence[Client],
+        clients: Clients,
         *,
         epsilon: float,
         delta: float,
@@ -87,7 +87,7 @@ class Privacy:
         >>> 0 < plan.sample_rate <= 1, plan.noise_multiplier > 0
         (True, True)
         """
-        sizes = [len(labelled(client, f"client {number}")) for number, client in enumerate(_listed(clients))]
+        sizes = [len(labelled(client, who)) for who, client in described(_checked_clients(clients))]
         request = PlanRequest(
             epsilon=epsilon,
             delta=delta,
@@ -110,7 +110,7 @@ class Privacy:
 
 def federate(
     model: nn.Module,
-    clients: Sequence[Client],
+    clients: Clients,
     *,
     privacy: Privacy,
     max_rounds: int,
@@ -131,7 +131,8 @@ def federate(
 
     Args:
         model: any module that `dpsgd` accepts. It is copied.
-        clients: for each client (inputs, classes) as tensors or arrays, or a torch data set.
+        clients: for each client (inputs, classes) as tensors, arrays, or pandas or polars frames, or a torch data set.
+            A mapping gives clients names: `client_names` of the federation has them, by number.
         privacy: budget, sampling rate and noise of every client.
         max_rounds: R_s, the maximum number of communication rounds.
         learning_rate: η₀, the clients' step size at the start. `schedule` says how it falls.
@@ -162,13 +163,14 @@ def federate(
     (3, 'max_rounds')
     """
     _check_kinds(model, privacy)
-    clients = _listed(clients)
+    clients = _checked_clients(clients)
     if isinstance(method, str):
         method = make_method(method, clip_norm=clip_norm, noise_multiplier=privacy.noise_multiplier)
     policy = getattr(method, "default_policy", "ratio") if policy is None else policy
     if isinstance(policy, str):
         policy = make_policy(policy, **({"local_steps": 1} if policy == "fixed" else {}))
-    if any(evaluated is client for evaluated in (test, public) for client in clients if evaluated is not None):
+    private = [client for _, client in described(clients)]
+    if any(evaluated is client for evaluated in (test, public) for client in private if evaluated is not None):
         raise ConfigError("test or public is one of the clients, which are private: pass other data, or none")
     if method.needs_public_loss and public is None:
         raise ConfigError(f"{method.name} needs the loss on public data: pass public=(inputs, classes)")
@@ -181,6 +183,7 @@ def federate(
         sizes=data.sizes,
         settings=_settings(privacy, max_rounds, learning_rate, seed, settings),
         server_settings=server,
+        client_names=tuple(map(str, clients)) if isinstance(clients, Mapping) else (),
         engine=Simulation(
             model=model,
             method=method,
@@ -211,18 +214,15 @@ def _check_kinds(model: object, privacy: object) -> None:
         raise ConfigError(f"model={model!r} is not a torch.nn.Module; call a class first: nn.Linear(20, 2)")
 
 
-def _listed(clients: Iterable[Client]) -> list[Client]:
-    """Return the clients as a list: ledger, records and errors name them by their place in it."""
-    if isinstance(clients, Mapping):
-        raise ConfigError(
-            f"clients is a {type(clients).__name__}, and clients have numbers, not names: pass list(clients.values())"
-        )
-    listed = list(clients)
-    if not listed:
+def _checked_clients(clients: Clients | Iterable[Client]) -> Clients:
+    """Return the clients as a list or by name. Ledger and records number them by their places in it."""
+    found = dict(clients) if isinstance(clients, Mapping) else list(clients)
+    if not found:
         raise DataError("there are no clients; give at least one")
-    if isinstance(listed[0], Tensor | np.ndarray):
+    first = next(client for _, client in described(found))
+    if isinstance(first, Tensor | np.ndarray) or is_frame(first):
         raise ConfigError("clients is one pair of inputs and classes: pass a list of pairs, [(inputs, classes), ...]")
-    return listed
+    return found
 
 
 def _settings(
@@ -245,9 +245,10 @@ def _settings(
         raise ConfigError(f"federate: {error}") from None
 
 
-def _data(clients: Sequence[Client], test: Client | None, public: Client | None) -> SimulationData:
+def _data(clients: Clients, test: Client | None, public: Client | None) -> SimulationData:
     """Put all records into one pair of tensors. Without test data, a client gives the shape."""
-    dataset = from_clients(clients, test=test if test is not None else clients[0])
+    first = next(client for _, client in described(clients))
+    dataset = from_clients(clients, test=first if test is None else test)
     evaluation: dict[Part, tuple[Tensor, Tensor]] = {}
     if test is not None:
         evaluation["test"] = (dataset.test.inputs, dataset.test.targets)

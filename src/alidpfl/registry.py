@@ -157,6 +157,7 @@ DATASETS = Registry(
         "cifar10": "alidpfl.data.readers:load_cifar10",
         "synthetic": "alidpfl.data.synthetic:load_synthetic",
         "npz": "alidpfl.data.own:load_npz",
+        "table": "alidpfl.data.table:load_table",
     },
 )
 """Data sets: functions that return a `Dataset`; `alidpfl.data.load` says which keyword parameters they may take."""

@@ -52,7 +52,7 @@ def test_list_says_what_is_missing_and_how_to_get_it():
     assert text.count("missing") == 3
     assert "alidpfl data get mnist" in text
     entries = {entry["name"]: entry for entry in json.loads(output("list", "--json"))}
-    assert list(entries) == ["strokes", "synthetic", "mnist", "fashion_mnist", "cifar10", "npz"]
+    assert list(entries) == ["strokes", "synthetic", "mnist", "fashion_mnist", "cifar10", "npz", "table"]
     assert entries["strokes"]["kind"] == entries["synthetic"]["kind"] == "synthetic"
     assert entries["cifar10"]["state"] == "missing"
 

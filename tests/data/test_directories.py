@@ -118,7 +118,7 @@ class TestInventory:
     def test_data_sets_of_other_packages_are_listed(self, places, monkeypatch):
         monkeypatch.setitem(directories.DATASETS._loaded, "mine", None)
         entries = {entry.name: entry.kind for entry in directories.inventory()}
-        assert list(entries) == ["strokes", "synthetic", "mnist", "fashion_mnist", "cifar10", "npz", "mine"]
+        assert list(entries) == ["strokes", "synthetic", "mnist", "fashion_mnist", "cifar10", "npz", "table", "mine"]
         assert entries["mine"] == "plug-in"
 
     @staticmethod

@@ -18,9 +18,11 @@ from alidpfl.cli.data import data_app
 from alidpfl.cli.doctor import doctor
 from alidpfl.cli.flower import flower_app
 from alidpfl.cli.plan import plan
+from alidpfl.cli.predict import predict
 from alidpfl.cli.report import report
 from alidpfl.cli.reproduction import add_commands
 from alidpfl.cli.run import run
+from alidpfl.cli.schema import schema_app
 from alidpfl.cli.show import compare, show
 from alidpfl.cli.vault import vault_app
 from alidpfl.errors import AliDpflError, printable
@@ -41,7 +43,7 @@ class _Commands(typer.core.TyperGroup):
     def format_help(self, ctx: "click.Context", formatter: "click.HelpFormatter") -> None:
         """Print the commands by purpose, one line each, on one screen."""
         del ctx
-        formatter.write("Usage: alidpfl COMMAND [OPTIONS]\n\n")
+        formatter.write("Usage: alidpfl COMMAND [OPTIONS]\n")
         formatter.write("Federated learning with differential privacy.\n")
         panel = None
         for name, command in self.commands.items():
@@ -106,11 +108,13 @@ app.command(rich_help_panel=_TRAIN, short_help="Train over clients that keep the
 app.command(rich_help_panel=_TRAIN, short_help="Show a run: settings, results and curves, also while it runs.")(show)
 app.command(rich_help_panel=_TRAIN, short_help="Compare several runs side by side.")(compare)
 app.command(rich_help_panel=_TRAIN, short_help="Write one self-contained page about runs or tables.")(report)
+app.command(rich_help_panel=_TRAIN, short_help="Predict classes of new rows by the model of a run.")(predict)
 app.command(rich_help_panel=_PLAN, short_help="Find the best use of a budget and a number of rounds.")(plan)
 app.command(rich_help_panel=_PLAN, short_help="Show how many steps a budget pays for, by each accountant.")(account)
 app.command(rich_help_panel=_CHECK, short_help="Try to refute the ε that a configuration claims.")(audit)
 add_commands(app, panel=_CHECK)  # reproduce and tables
 app.add_typer(data_app, name="data", rich_help_panel=_DEPLOY, short_help="Data sets: list, get, show who holds what.")
+app.add_typer(schema_app, name="schema", rich_help_panel=_DEPLOY, short_help="The schema of tables: draft, check.")
 app.add_typer(vault_app, name="vault", rich_help_panel=_DEPLOY, short_help="An owner's data, noise and ledger.")
 app.add_typer(flower_app, name="flower", rich_help_panel=_DEPLOY, short_help="Train over nodes with Flower.")
 app.command(rich_help_panel=_DEPLOY, short_help="Check this installation, and say what to do.")(doctor)

@@ -80,6 +80,9 @@ def audit(  # noqa: PLR0917 - they are options
     from alidpfl.config import load_config
 
     settings = load_config(config, overrides or [])
+    from alidpfl.runs.tables import with_table_defaults
+
+    settings = with_table_defaults(settings)
     given: dict[str, Any] = {"draws": draws, "confidence": confidence, "seed": seed}
     if canaries is not None:
         given["canaries"] = canaries

@@ -83,6 +83,7 @@ def show(
     seed: Annotated[int, Option(help="Seed of the split and of generated data.")] = 0,
     sample_rate: Annotated[float, Option(help="q: warn about clients with q·n below 1.")] = 0.04,
     data_dir: DataDir = None,
+    schema: Annotated[Path | None, Option(help="Schema of the files in --data-dir, for `table`.")] = None,
     plot: Annotated[Path | None, Option(help="Draw the split to this .svg or .png file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -97,6 +98,8 @@ def show(
     from alidpfl.data.partition import client_rows
 
     options: dict[str, Any] = {"clients": clients} if name == "synthetic" else {}
+    if name == "table":
+        options["schema_file"] = schema
     with progress_bar() as on_progress:
         dataset = data.load(name, data_dir=data_dir, seed=seed, on_progress=on_progress, **options)
     kind = partition or ("dirichlet" if dataset.natural_clients is None else "natural")
@@ -130,7 +133,8 @@ def show(
     if small:
         _warn_of(small, sample_rate)
     if dataset.test_is_held_out:
-        typer.echo(f"note: without {TEST_FILE}, a tenth of each client's records is held out and not counted", err=True)
+        share = f"without {TEST_FILE}, a tenth" if dataset.encoder is None else "without a test table, a share"
+        typer.echo(f"note: {share} of each client's records is held out and not counted", err=True)
 
 
 def _print_picture(counts: "NDArray[np.int64]", title: str, names: Sequence[str]) -> None:

@@ -32,8 +32,18 @@ _STDERR = 2
 
 
 def run(  # noqa: PLR0917 - they are options
-    config: Annotated[Path | None, Argument(help="TOML file. Default: the embedded settings.")] = None,
+    inputs: Annotated[
+        list[Path] | None,
+        Argument(metavar="[CONFIG]", help="TOML file. Default: the embedded settings. Then more files of --data."),
+    ] = None,
     overrides: Overrides = None,
+    schema: Annotated[Path | None, Option(help="Train on tables of this schema; see `alidpfl schema`.")] = None,
+    data: Annotated[
+        list[Path] | None, Option(help="CSV or Parquet files, one for each client, or a folder of them.")
+    ] = None,
+    epsilon: Annotated[float | None, Option(help="ε of every client (privacy.epsilon).")] = None,
+    delta: Annotated[float | None, Option(help="δ of every client (privacy.delta).")] = None,
+    rounds: Annotated[int | None, Option(help="Most rounds (federation.max_rounds).")] = None,
     out: Annotated[Path | None, Option(help="Folder of the run. Default: a new one under runs/.")] = None,
     resume_dir: Annotated[
         Path | None, Option("--resume", metavar="DIR", help="Resume a stopped or killed run.")
@@ -51,17 +61,22 @@ def run(  # noqa: PLR0917 - they are options
 
     Ctrl-C stops after the current round, a second Ctrl-C at once. --resume continues.
 
+    With --schema and --data, model, sampling, noise, clip norm and step size
+    have defaults that suit a table.
+
     Example:
-      alidpfl run --set privacy.epsilon=4 --set method.policy=ratio \
+      alidpfl run --epsilon 4 --rounds 50 --set method.policy=ratio \
         --out runs/mine
     """
-    if resume_dir is not None and any(x is not None for x in (config, overrides, out, data_dir, plan)):
+    config, files = _inputs(inputs or [], is_table=schema is not None or bool(data))
+    changes = _changes(data_dir, schema, [*(data or []), *files], epsilon=epsilon, delta=delta, rounds=rounds)
+    if resume_dir is not None and (changes or any(x is not None for x in (config, overrides, out, plan))):
         raise ConfigError(
-            "--resume takes its settings from the folder; leave out the configuration, --set, --out, --data-dir, --plan"
+            "--resume takes its settings from the folder; leave out the configuration and the other settings"
         )
     if plan not in (None, "auto"):
         raise ConfigError(f"--plan {plan}: the only value is auto; set your own plan with --set")
-    if max_epochs is not None and plan is None:
+    if max_epochs is not None and plan is None and schema is None:  # tables are planned anyway
         raise ConfigError(f"--max-epochs {max_epochs:g} limits --plan auto; add --plan auto, or leave it out")
     with _Screen() as screen:
         screen.show("loading")
@@ -76,9 +91,11 @@ def run(  # noqa: PLR0917 - they are options
         else:
             from alidpfl.config import load_config  # first: an error in a setting must not wait for torch
 
-            changes = [] if data_dir is None else [f"data.data_dir={json.dumps(str(data_dir))}"]
             settings = load_config(config, changes + (overrides or [])).with_absolute_paths()
-            if plan is not None:
+            from alidpfl.runs.tables import plans_itself, with_table_defaults
+
+            settings = with_table_defaults(settings)
+            if plan is not None or plans_itself(settings):
                 settings = screen.planned(settings, max_epochs)
             from alidpfl.runs import execute
 
@@ -89,6 +106,29 @@ def run(  # noqa: PLR0917 - they are options
     _report(outcome, as_json)
     if outcome.stop_reason == "interrupted":
         raise typer.Exit(_EXIT_INTERRUPTED)
+
+
+def _inputs(given: list[Path], *, is_table: bool) -> tuple[Path | None, list[Path]]:
+    """Return the configuration file, if there is one, and data files: a shell puts all but one behind `--data`."""
+    configs = [path for path in given if not is_table or path.suffix == ".toml"]
+    if len(configs) > 1:
+        raise ConfigError(f"{configs[0]} and {configs[1]}: give one configuration file; data files need --data")
+    return (configs[0] if configs else None), [path for path in given if path not in configs]
+
+
+def _changes(data_dir: Path | None, schema: Path | None, files: list[Path], **numbers: float | int | None) -> list[str]:
+    """Return the settings that options of their own stand for."""
+    keys = {"epsilon": "privacy.epsilon", "delta": "privacy.delta", "rounds": "federation.max_rounds"}
+    changes = [] if data_dir is None else [f"data.data_dir={_quoted(str(data_dir))}"]
+    if schema is not None:
+        changes += ["data.name=table", f"data.schema_file={_quoted(str(schema))}"]
+    if files:
+        changes += ["data.name=table", f"data.files={_quoted([str(file) for file in files])}"]
+    return changes + [f"{keys[name]}={value}" for name, value in numbers.items() if value is not None]
+
+
+def _quoted(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)  # TOML has no surrogate pairs
 
 
 def _report(outcome: "Outcome", as_json: bool) -> None:

@@ -43,7 +43,7 @@ def init(
         str,
         Option(
             help="Your .npz file (arrays x, y); for trials strokes, mnist, ...",
-            autocompletion=one_of(lambda: [name for name in DATASETS if name != "npz"]),
+            autocompletion=one_of(lambda: [name for name in DATASETS if name not in ("npz", "table")]),
         ),
     ],
     folder: Folder,

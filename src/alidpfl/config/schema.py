@@ -27,15 +27,17 @@ STATISTICS_SETTINGS = (
 """Settings that only `scatter_linear` reads."""
 
 # Left out of config.toml at their defaults: runs and results that are older than these settings keep their identity.
-_LATER_SETTINGS = {
+_LATER_SETTINGS: dict[tuple[str, str], Any] = {
     ("privacy", "noise"): "gaussian",
     ("model", "loss"): "cross_entropy",
     ("data", "loader_options"): {},
+    ("data", "files"): [],
     ("federation", "signal_limit"): 2.0,
     ("federation", "aggregation"): "mean",
     ("federation", "trim"): 0.3,
 }
-_WITH_CLIENTS = frozenset({"synthetic", "npz"})  # data sets that say who holds what
+_OWN = frozenset({"npz", "table"})  # the user's own records, one client for each file
+_WITH_CLIENTS = _OWN | {"synthetic"}  # data sets that say who holds what
 
 
 def _whole(value: object) -> object:
@@ -82,9 +84,23 @@ class DataSection(_Section):
     """[data]: the data set, and how it is split between clients."""
 
     name: DataName = _setting(
-        "strokes", "Data set. alidpfl makes `strokes` and `synthetic` itself; `npz` is your own folder."
+        "strokes",
+        "Data set. alidpfl makes `strokes` and `synthetic` itself; `npz` and `table` are your own files.",
     )
-    data_dir: str | None = _setting(None, "Folder of the real data sets, or of your .npz files.", example="/my/folder")
+    data_dir: str | None = _setting(
+        None, "Folder of the real data sets, or of your .npz, .csv or .parquet files.", example="/my/folder"
+    )
+    schema_file: str | None = _setting(
+        None,
+        "`table`: the [schema](../how-to/tables.md) of the files, which says how rows become vectors.",
+        example="schema.toml",
+    )
+    files: tuple[str, ...] = _setting(
+        (),
+        "`table`: .csv or .parquet files, one for each client, or folders or patterns (`*.csv`). Default: `data_dir`.",
+        strict=False,  # TOML has lists, not tuples
+        example=["north.csv", "south.csv"],
+    )
     partition: Literal["iid", "dirichlet", "natural"] | None = _setting(
         None, "Split of the records. Default: `dirichlet`, or `natural` if the data set says who holds what."
     )
@@ -312,7 +328,7 @@ class Config(_Section):
     @property
     def has_private_data(self) -> bool:
         """True for the user's own records, and for data sets of other packages, which may be private."""
-        return self.data.name == "npz" or self.data.name not in DATASETS.shipped
+        return self.data.name in _OWN or self.data.name not in DATASETS.shipped
 
     @property
     def policy(self) -> str:
@@ -350,18 +366,21 @@ class Config(_Section):
         return self.method.local_steps or int(METHODS[self.method.name].default_local_steps)
 
     def with_absolute_paths(self) -> "Config":
-        """Return a copy with an absolute `data_dir`, so that resuming works from any directory."""
-        if not self.data.data_dir:
-            return self
-        data = self.data.model_copy(update={"data_dir": os.path.abspath(self.data.data_dir)})
-        return self.model_copy(update={"data": data})
+        """Return a copy with absolute paths of the data, so that resuming works from any directory."""
+        data = self.data
+        changes: dict[str, Any] = {
+            name: os.path.abspath(path) for name in ("data_dir", "schema_file") if (path := getattr(data, name))
+        }
+        if data.files:
+            changes["files"] = tuple(os.path.abspath(path) for path in data.files)
+        return self.model_copy(update={"data": data.model_copy(update=changes)}) if changes else self
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings that take effect as nested plain values, for a TOML file."""
         values = self.model_dump(mode="json", exclude_none=True)
         values["data"]["partition"] = self.partition
         values["method"]["policy"] = self.policy
-        if self.data.name == "npz":  # one client for each file
+        if self.data.name in _OWN:  # one client for each file
             values["data"].pop("clients", None)
         if not self.has_statistics:
             for section, key in STATISTICS_SETTINGS:

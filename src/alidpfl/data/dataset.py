@@ -4,7 +4,7 @@ import inspect
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.registry import DATASETS
 from alidpfl.types import OnProgress
+
+if TYPE_CHECKING:
+    from alidpfl.tables.encode import Encoder
 
 PixelRange = tuple[float, float]
 """The values that black and white (0 and 255) are scaled to."""
@@ -83,6 +86,10 @@ class Dataset:
     """The rows of `train` that each client holds (int64, sorted), if the data set has clients of its own."""
     client_names: tuple[str, ...] = ()
     """The names of these clients, if they have names."""
+    encoder: "Encoder | None" = field(default=None, repr=False)
+    """Turns raw rows into inputs, for tables. It is stored with the model."""
+    warnings: tuple[str, ...] = ()
+    """What users of these data should know before training."""
 
     def __post_init__(self) -> None:
         name, classes = self.name, self.num_classes
@@ -122,13 +129,14 @@ def load(
 
     Args:
         name: `strokes` (generated digits, no download), `mnist`, `fashion_mnist`, `cifar10` (see `alidpfl data get`),
-            `synthetic` (from FedProx), `npz` (your own files, one for each client), or the name of a plug-in.
-        data_dir: the only directory that is searched for real data; for `npz` the folder of the files.
-        seed: draws generated data, and the records that `npz` holds out. Real data do not depend on it.
+            `synthetic` (from FedProx), `npz` and `table` (your own files, one for each client), or a plug-in.
+        data_dir: the only directory that is searched for real data; for `npz` and `table` the folder of the files.
+        seed: draws generated data, and the records that `npz` and `table` hold out. Real data do not depend on it.
         cache_dir: where generated data are kept. Default: the user's cache.
         pixel_range: the values that black and white are scaled to.
         on_progress: called with the task and the share that is done.
-        options: for `synthetic`: clients, alpha, beta, is_iid, max_samples; for `npz`: num_classes.
+        options: for `synthetic`: clients, alpha, beta, is_iid, max_samples; for `npz`: num_classes; for `table`:
+            schema_file, files.
 
     Raises:
         ConfigError: the name or an option is not known, or a value is outside its range.

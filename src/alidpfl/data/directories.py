@@ -132,6 +132,7 @@ def inventory(data_dir: Path | None = None) -> tuple[Entry, ...]:
         Entry(
             name="npz", kind="own", state="yours", note="a folder with a .npz file (x, y) for each client: --data-dir"
         ),
+        Entry(name="table", kind="own", state="yours", note="a schema, and a .csv or .parquet file for each client"),
         *(Entry(name=name, kind="plug-in", state="installed", note="from another package") for name in plugins),
     )
 

@@ -16,9 +16,12 @@ from alidpfl.data.dataset import DEFAULT_PIXEL_RANGE, Dataset, LabelledData, Pix
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.inputs import checks
 
-Arrays: TypeAlias = Tensor | NDArray[Any] | ArrayLike
+Arrays: TypeAlias = Tensor | NDArray[Any] | ArrayLike | Any
+"""Tensors, arrays, lists, and frames or series of pandas and polars."""
 Client: TypeAlias = tuple[Arrays, Arrays] | torch_data.Dataset[Any] | LabelledData
 """A client's inputs and classes, or a torch data set with items (input, class)."""
+Clients: TypeAlias = Sequence[Client] | Mapping[str, Client]
+"""Clients in a list, or by their names."""
 
 _FileArrays: TypeAlias = tuple[NDArray[Any], NDArray[np.int64]]
 
@@ -34,7 +37,7 @@ _FORM = "store x with shape (n, ...) and y with shape (n,), by numpy.savez(file,
 
 
 def from_clients(
-    clients: Sequence[Client],
+    clients: Clients,
     test: Client,
     *,
     name: str = "own",
@@ -44,7 +47,8 @@ def from_clients(
     """Return a data set with natural clients. Their records are copied into one pair of tensors.
 
     Args:
-        clients: for each client (inputs, classes) as tensors or arrays, or a torch data set.
+        clients: for each client (inputs, classes) as tensors, arrays or frames, or a torch data set. A mapping gives
+            clients names; their numbers are their places in it.
         test: the test records, in the same form.
         name: the name of the data set in results and errors.
         num_classes: number of classes. Default: one more than the largest class.
@@ -60,7 +64,7 @@ def from_clients(
     """
     if not clients:
         raise DataError(f"{name}: there are no clients; give at least one")
-    parts = [labelled(client, f"{name}: client {number}") for number, client in enumerate(clients)]
+    parts = [labelled(client, f"{name}: {who}") for who, client in described(clients)]
     shapes = {tuple(part.inputs.shape[1:]) for part in parts}
     if len(shapes) > 1:
         raise DataError(f"{name}: clients have inputs of shapes {sorted(shapes)}; make them equal")
@@ -77,7 +81,19 @@ def from_clients(
         is_synthetic=is_synthetic,
         shown=(_CLASSES_SHOWN,) if counts_classes else (),
         natural_clients=tuple(torch.arange(int(a), int(b)) for a, b in pairwise(ends)),
+        client_names=tuple(map(str, clients)) if isinstance(clients, Mapping) else (),
     )
+
+
+def described(clients: Clients) -> list[tuple[str, Client]]:
+    """Return every client with its number, and its name if it has one, for errors.
+
+    >>> [who for who, _ in described({"north": (), "south": ()})]
+    ["client 0 ('north')", "client 1 ('south')"]
+    """
+    if isinstance(clients, Mapping):
+        return [(f"client {number} ({str(name)!r})", clients[name]) for number, name in enumerate(clients)]
+    return [(f"client {number}", client) for number, client in enumerate(clients)]
 
 
 def labelled(client: Client, what: str) -> LabelledData:
@@ -155,7 +171,7 @@ def _joined(parts: Sequence[LabelledData]) -> LabelledData:
 
 def _stacked(items: Any, what: str) -> tuple[Tensor, Tensor]:
     """Stack the items of a torch data set."""
-    if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
+    if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")) or hasattr(items, "to_numpy"):
         raise DataError(f"{what} is a {type(items).__name__}; give (inputs, classes) or a torch data set with a length")
     if len(items) == 0:
         raise DataError(f"{what} is empty; give at least one record")
@@ -170,16 +186,46 @@ def _stacked(items: Any, what: str) -> tuple[Tensor, Tensor]:
         ) from None
 
 
+def is_frame(values: object) -> bool:
+    """Return whether this is a frame or series of pandas or polars. Neither needs to be installed."""
+    return hasattr(values, "to_numpy")
+
+
 def _floats(values: Any) -> Tensor:
+    if is_frame(values):
+        values = _frame_numbers(values)
     tensor = torch.as_tensor(values)
     if tensor.dtype in (torch.bool, torch.complex64, torch.complex128):
         raise DataError(f"inputs have type {tensor.dtype}; need real numbers, such as x.astype('float32')")
     return tensor.detach().to(torch.float32)
 
 
+def _frame_numbers(frame: Any) -> NDArray[np.float32]:
+    """Return the numbers and flags of a frame. A column of another type is named."""
+    names = [str(name) for name in getattr(frame, "columns", ())]
+    columns = [frame[name] for name in frame.columns] if names else [frame]
+    for name, column in zip(names or ["inputs"], columns, strict=True):
+        if np.asarray(column.to_numpy()).dtype.kind not in "fiub":
+            raise DataError(
+                f"column {name!r} has type {column.dtype}; need numbers without gaps: encode texts and missing values, "
+                "or train on tables with a schema (docs/how-to/tables.md)"
+            )
+    numbers = [np.array(column.to_numpy(), np.float32) for column in columns]
+    return np.stack(numbers, axis=1) if names else numbers[0]
+
+
 def _classes(values: Any) -> Tensor:
+    """Return whole numbers. Flags are the classes 0 and 1; texts are refused, since their order would be a guess."""
+    if not isinstance(values, Tensor):
+        values = np.array(values.to_numpy() if is_frame(values) else values)  # a copy: pandas gives read-only arrays
+        if values.dtype.kind in "OUST":
+            raise DataError(
+                "classes are texts or mixed; number them from 0 by a public list, such as y.map({'no': 0, 'yes': 1})"
+            )
     tensor = torch.as_tensor(values)
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+    if tensor.dtype == torch.bool:
+        tensor = tensor.to(torch.int64)
+    if tensor.is_floating_point() or tensor.is_complex():
         raise DataError(f"classes have type {tensor.dtype}; need whole numbers from 0, such as y.astype('int64')")
     return tensor.detach().to(torch.int64)
 

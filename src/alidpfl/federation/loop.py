@@ -44,6 +44,7 @@ class Federation:
         settings: FederationSettings,
         server_settings: ServerSettings | None = None,
         bytes_before: int = 0,
+        client_names: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Tie the parts together; nothing runs yet.
@@ -58,6 +59,7 @@ class Federation:
             settings: rounds, limits, step sizes.
             server_settings: momentum, averaging, quorum, and what protects from hostile clients.
             bytes_before: traffic before the first round.
+            client_names: names of the clients by number, if they have names.
             clock: returns seconds, for the time limit.
         """
         self._engine, self._method, self._policy, self._ledger = engine, method, policy, ledger
@@ -66,6 +68,7 @@ class Federation:
         self.settings, self._server_settings = settings, server_settings or ServerSettings()
         self._counted = server.counted_sizes(self._sizes, self._server_settings.max_size_ratio)
         self._clock = clock
+        self.client_names = tuple(client_names)
         self._planner = RoundPlanner(
             method=method,
             policy=policy,

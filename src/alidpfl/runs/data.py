@@ -22,6 +22,8 @@ def load_data(config: Config, on_progress: OnProgress | None = None) -> Dataset:
         options |= {"clients": data.clients, "alpha": data.alpha, "beta": data.beta}
     elif data.name == "npz" and data.num_classes is not None:
         options |= {"num_classes": data.num_classes}
+    elif data.name == "table":
+        options |= {"schema_file": data.schema_file, "files": data.files}
     return load(
         data.name,
         data_dir=Path(data.data_dir) if data.data_dir else None,
@@ -35,7 +37,7 @@ def load_data(config: Config, on_progress: OnProgress | None = None) -> Dataset:
 def simulation_data(config: Config, dataset: Dataset) -> SimulationData:
     """Return every client's rows, and the data to evaluate on."""
     data, train, files = config.data, dataset.train, len(dataset.natural_clients or ())
-    if data.name == "npz" and "clients" in data.model_fields_set and data.clients != files:
+    if data.name in ("npz", "table") and "clients" in data.model_fields_set and data.clients != files:
         raise ConfigError(f"data.clients={data.clients}: there are {files}, one a file; leave it out")
     private, _ = held_out_rows(len(train), data.validation, config.run.seed)
     clients = client_rows(

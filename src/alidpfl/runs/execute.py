@@ -18,6 +18,7 @@ from alidpfl.config.schema import Config
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.runs.features import Statistics, digest
 from alidpfl.runs.prepare import Prepared, prepare
+from alidpfl.runs.tables import with_table_defaults
 from alidpfl.simulation import Wrap
 from alidpfl.store import Checkpoint, RoundTiming, RunDirectory, describe_environment
 from alidpfl.store.tensorboard import TensorBoardWriter
@@ -153,7 +154,7 @@ def execute(
         ConfigError: settings that cannot work; the directory is removed again.
         DataError: data that cannot be used, or a directory that holds a run.
     """
-    listener = listener or Listener()
+    listener, config = listener or Listener(), with_table_defaults(config)
     directory = RunDirectory.create(out)  # first: a folder that cannot be used is known before the data are loaded
     with directory.lock():
         try:
@@ -263,6 +264,8 @@ def _identity(config: Config, prepared: Prepared) -> dict[str, Any]:
     if "model.learned" in settings:  # the hash decides: the file may move
         settings["model.learned"] = [text.rpartition("#")[2] for text in settings["model.learned"]]
     statistics = _digests(prepared.statistics)
+    if (encoder := prepared.encoder) is not None:
+        statistics["data.schema"] = encoder.schema.sha256
     return {**settings, **statistics, "noise_multiplier": prepared.noise_multiplier, "clients": prepared.clients}
 
 
@@ -331,6 +334,8 @@ def _metadata(config: Config, outcome: Outcome, prepared: Prepared) -> dict[str,
     input_shape, num_classes = prepared.task
     covered = "yes" if outcome.covers_everything else f"NO: {'; '.join(outcome.uncovered)}"
     noise = "secure" if outcome.randomness == "secure" else "SEEDED: whoever knows the seed can subtract it"
+    encoder = prepared.encoder
+    table = {} if encoder is None else {"schema": encoder.schema.canonical(), "schema_sha256": encoder.schema.sha256}
     return {
         "model": config.model.name,
         "input_shape": json.dumps(input_shape),
@@ -345,6 +350,7 @@ def _metadata(config: Config, outcome: Outcome, prepared: Prepared) -> dict[str,
         # Over vaults it is each owner's choice, which nobody else is told.
         "noise_kind": "each owner's choice" if prepared.records == "in vaults" else config.privacy.noise,
         "neighbouring": "add or remove one record of one client, whose number of records is public; this run alone",
+        **table,
     }
 
 

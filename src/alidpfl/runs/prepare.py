@@ -22,6 +22,7 @@ from alidpfl.registry import LOSSES, METHODS
 from alidpfl.runs.data import load_data, simulation_data
 from alidpfl.runs.features import Statistics, featured, map_for, statistics_bytes
 from alidpfl.simulation import Simulation, SimulationData, Wrap
+from alidpfl.tables.encode import Encoder
 from alidpfl.types import OnProgress, OnShare, ignore_progress
 
 _STEPS_PER_ROUND = 2  # that σ pays for by default; a policy divides them among the rounds
@@ -30,6 +31,8 @@ _READ_BY = {
     ("data", "alpha"): "synthetic",
     ("data", "beta"): "synthetic",
     ("data", "num_classes"): "npz",
+    ("data", "schema_file"): "table",
+    ("data", "files"): "table",
     ("model", "hidden"): "mlp",
     **dict.fromkeys(STATISTICS_SETTINGS, "scatter_linear"),
 }
@@ -64,6 +67,8 @@ class Prepared:
     weakness: str | None
     """Why (ε, δ) hides little, if it does."""
     warnings: tuple[str, ...]
+    encoder: Encoder | None = None
+    """Turns raw rows of a table into inputs. It is stored with the model."""
     records: str
     """Where the records come from: the data set's name, or "in vaults"."""
     randomness: str
@@ -152,6 +157,7 @@ def prepare(
         settings=make_settings(config, shows_private_data=bool(uncovered)),
         server_settings=parts.server_settings,
         bytes_before=exchanged,
+        client_names=dataset.client_names,
     )
     return Prepared(
         dataset=dataset,
@@ -162,7 +168,8 @@ def prepare(
         statistics=statistics or {},
         uncovered=(*uncovered, *uncovered_signals(parts.policy, parts.method)),
         weakness=config.budget.weakness(max(data.sizes)),
-        warnings=_warnings(config, data.clients),
+        warnings=(*dataset.warnings, *_warnings(config, data.clients)),
+        encoder=dataset.encoder,
         records=config.data.name,
         randomness=config.run.randomness,
         repeats_rounds=is_seeded,

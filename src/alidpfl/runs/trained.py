@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from alidpfl.config.load import parse_config
@@ -14,6 +16,9 @@ from alidpfl.features import Standardiser
 from alidpfl.runs.features import map_for
 from alidpfl.runs.prepare import build_model
 from alidpfl.store import RunDirectory
+from alidpfl.tables.encode import Encoder
+from alidpfl.tables.read import Rows
+from alidpfl.tables.schema import Schema
 
 _RELEASED = "features."
 
@@ -22,7 +27,8 @@ def load_model(directory: str | Path) -> nn.Module:
     """Load the trained model of a finished run, in evaluation mode.
 
     Inputs (n, *input_shape) are those of the data set, as `load_dataset` gives them: images scaled to the run's
-    `pixel_range`. Outputs are scores, (n, classes). The model of `scatter_linear` computes features itself.
+    `pixel_range`. Outputs are scores, (n, classes). The model of `scatter_linear` computes features itself. That of a
+    table is a `TableModel`, which also takes raw rows.
 
     Raises:
         DataError: the run has not ended, or its files do not fit together.
@@ -46,7 +52,47 @@ def load_model(directory: str | Path) -> nn.Module:
         model.load_state_dict(tensors)
     except RuntimeError:
         raise DataError(f"{run.model_path} does not fit {run.path / 'config.toml'}: one was changed") from None
+    if "schema" in metadata:
+        schema = Schema.from_canonical(metadata["schema"], f"{run.model_path}: its schema")
+        return TableModel(model, Encoder(schema)).eval()
     return (nn.Sequential(features, model) if features else model).eval()
+
+
+class TableModel(nn.Module):
+    """The trained model of a table, with the encoder that its rows went through."""
+
+    def __init__(self, model: nn.Module, encoder: Encoder) -> None:
+        """Predict with this model, on rows that the encoder encodes."""
+        super().__init__()
+        self.model, self.encoder = model, encoder
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the outputs."""
+        return self.encoder.classes
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the scores of encoded rows: (n, width) -> (n, classes)."""
+        scores: Tensor = self.model(inputs)
+        return scores
+
+    @torch.no_grad()
+    def predict(self, rows: Rows) -> NDArray[np.float32]:
+        """Return the probability of each class for each row, in order.
+
+        Args:
+            rows: a pandas or polars frame, a mapping of columns, a list of mappings, one mapping, or a file's path. The
+                target's column may be left out.
+
+        Returns:
+            (n, classes), each row with sum 1. `classes` has the names.
+
+        Raises:
+            DataError: a value does not fit the schema.
+        """
+        inputs = torch.from_numpy(self.encoder.encode(rows).inputs)
+        found: NDArray[np.float32] = self(inputs).double().softmax(1).float().numpy()
+        return found
 
 
 class _Features(nn.Module):

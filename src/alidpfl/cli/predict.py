@@ -1,0 +1,40 @@
+"""The command `predict`: scores of new rows by the model of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from alidpfl.errors import ConfigError
+
+
+def predict(
+    run: Annotated[Path, Argument(help="Folder of a finished run on tables.")],
+    table: Annotated[Path, Argument(help="CSV or Parquet file with new rows, as the schema describes them.")],
+    out: Annotated[Path | None, Option("--out", "-o", help="CSV file to write. Default: print it.")] = None,
+) -> None:
+    """Predict classes for the rows of a table, in their order.
+
+    The model carries its schema, so raw rows are enough. The target's column
+    may be missing. A prediction is about the row alone: it costs no ε.
+
+    Example:
+      alidpfl predict runs/hospitals new.csv -o scores.csv
+    """
+    from alidpfl.runs.trained import TableModel, load_model
+    from alidpfl.store.files import write_atomically
+
+    model = load_model(run)
+    if not isinstance(model, TableModel):
+        raise ConfigError(f"{run} was not trained on tables: use alidpfl.load_model in Python")
+    scores = model.predict(table)
+    import polars as pl
+
+    named = {f"probability_{name}": scores[:, number] for number, name in enumerate(model.classes)}
+    content = pl.DataFrame({"predicted": [model.classes[best] for best in scores.argmax(1)], **named}).write_csv()
+    if out is None:
+        typer.echo(content, nl=False)
+        return
+    write_atomically(out, content.encode())
+    typer.echo(f"{len(scores):,} rows in {out}")

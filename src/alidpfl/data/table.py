@@ -1,0 +1,133 @@
+"""The data set `table`: CSV or Parquet files of one schema, one file for each client."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from alidpfl.data.dataset import Dataset, LabelledData
+from alidpfl.errors import ConfigError, DataError
+from alidpfl.inputs import checks
+from alidpfl.tables.encode import Encoded, Encoder
+from alidpfl.tables.held_out import held_out_key, held_out_rows
+from alidpfl.tables.read import SUFFIXES
+from alidpfl.tables.schema import Schema, read_schema
+from alidpfl.tables.values import Mask
+from alidpfl.types import OnProgress
+
+TEST_STEM = "test"
+"""A file of this name, without its suffix, is public test data."""
+
+_ROW_LEVEL = (
+    "the schema names a person column, and epsilon is for one row, not for all rows of a person; see "
+    "docs/how-to/own-data.md"
+)
+
+
+def load_table(
+    *,
+    data_dir: Path | None = None,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+    schema_file: str | Path | None = None,
+    files: Sequence[str | Path] = (),
+) -> Dataset:
+    """Load natural clients from CSV or Parquet files, one for each, encoded by a schema.
+
+    A file named `test.csv` or `test.parquet` is public test data. Without one, the schema's `held_out` share of the
+    rows is held out by a keyed hash of each row, or of its person.
+
+    Args:
+        data_dir: a folder of files, if `files` is empty.
+        seed: the key of the hash.
+        on_progress: told which file is read.
+        schema_file: the schema.
+        files: files and folders.
+
+    Raises:
+        ConfigError: a setting is missing, or the target cannot be trained on.
+        DataError: a file does not fit the schema. The message has file, column and row, and no value.
+    """
+    if schema_file is None:
+        raise ConfigError("table needs data.schema_file; draft a schema with: alidpfl schema draft")
+    schema, key = read_schema(schema_file), held_out_key(checks.whole("seed", seed))
+    _check_trainable(schema, str(schema_file))
+    encoder, paths = Encoder(schema), table_files(files, data_dir)
+    encoded: dict[Path, Encoded] = {}
+    for number, path in enumerate(paths):
+        if on_progress is not None:
+            on_progress(f"reading {path.name}", number / len(paths))
+        encoded[path] = encoder.encode(path, needs_target=True)
+    clients = {path: rows for path, rows in encoded.items() if path.stem != TEST_STEM}
+    if not clients:
+        raise DataError(f"{paths[0]} is public test data, and there is no client's file; add one")
+    public = [rows for path, rows in encoded.items() if path.stem == TEST_STEM]
+    masks = [_held_out(path, rows, schema, key, bool(public)) for path, rows in clients.items()]
+    train = _gathered(list(clients.values()), [~mask for mask in masks])
+    test = _gathered(public or list(clients.values()), [np.ones(len(rows), bool) for rows in public] or masks)
+    if len(test) == 0:
+        raise DataError(
+            f"no row is held out for testing: raise held_out={schema.held_out:g} in {schema_file}, or add public rows "
+            f"in a file {TEST_STEM}.csv"
+        )
+    ends = np.cumsum([0, *(int((~mask).sum()) for mask in masks)])
+    return Dataset(
+        name="table",
+        train=train,
+        test=test,
+        num_classes=len(encoder.classes),
+        is_synthetic=False,
+        test_is_held_out=not public,
+        natural_clients=tuple(torch.arange(int(a), int(b)) for a, b in pairwise(ends)),
+        client_names=tuple(path.stem for path in clients),
+        encoder=encoder,
+        warnings=(_ROW_LEVEL,) if schema.person is not None else (),
+    )
+
+
+def table_files(files: Sequence[str | Path], data_dir: Path | None) -> list[Path]:
+    """Return the files of a run, in order. Folders and patterns such as hospitals/*.csv give their files by name."""
+    given = [Path(file) for file in files] or ([] if data_dir is None else [data_dir])
+    if not given:
+        raise ConfigError("table needs data.files, such as hospitals/*.csv, or data.data_dir, a folder of them")
+    paths = []
+    for path in given:
+        if path.is_dir():
+            inside = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+        else:
+            inside = [path] if path.exists() or "*" not in path.name else sorted(path.parent.glob(path.name))
+        if not inside:
+            raise DataError(f"{path} has no {' or '.join(SUFFIXES)} file; give one for each client")
+        paths += inside
+    stems = [path.stem for path in paths]
+    if twice := [path for path in paths if stems.count(path.stem) > 1]:
+        raise DataError(f"{twice[0]} and {twice[1]} have the same name without suffix; clients need different names")
+    return paths
+
+
+def _check_trainable(schema: Schema, source: str) -> None:
+    if schema.target.kind != "class":
+        raise ConfigError(
+            f'{source}: target.kind="{schema.target.kind}" can be encoded, but not trained on yet: use "class"'
+        )
+
+
+def _held_out(path: Path, rows: Encoded, schema: Schema, key: bytes, has_public: bool) -> Mask:
+    mask = np.zeros(len(rows), bool) if has_public else held_out_rows(rows, schema.held_out, key)
+    if mask.all():
+        raise DataError(f"{path}: all its rows are held out for testing; add rows, or lower held_out in the schema")
+    return mask
+
+
+def _gathered(parts: Sequence[Encoded], masks: Sequence[Mask]) -> LabelledData:
+    """Copy the chosen rows of all parts into one pair of tensors. No row is copied again after this."""
+    ends = np.cumsum([0, *(int(mask.sum()) for mask in masks)])
+    inputs = np.empty((int(ends[-1]), parts[0].inputs.shape[1]), np.float32)
+    targets = np.empty(int(ends[-1]), np.int64)
+    for rows, mask, (start, end) in zip(parts, masks, pairwise(ends), strict=True):
+        np.compress(mask, rows.inputs, axis=0, out=inputs[start:end])
+        if rows.targets is not None:
+            np.compress(mask, rows.targets, out=targets[start:end])
+    return LabelledData(inputs=torch.from_numpy(inputs), targets=torch.from_numpy(targets))
