@@ -9,6 +9,7 @@ from alidpfl.audit import audit_run, audit_step
 from alidpfl.audit.arms import make_arms
 from alidpfl.audit.subject import stream
 from alidpfl.dpsgd import cross_entropy
+from alidpfl.dpsgd.places import GROUPS_IN_A_FAMILY, rounding
 from alidpfl.errors import ConfigError
 from tests.audit.parts import (
     clipped_per_layer,
@@ -40,7 +41,8 @@ def test_the_real_step_is_not_refuted_and_the_canary_is_strong(name):
     assert found.claimed == 1 / audited.noise_multiplier
     assert found.lower_bound < found.estimate
     assert found.strength <= 1
-    assert found.strength > {"perturbed": 0.95, "update": 0.9}.get(name, 0.999)
+    clipped_at = 1 - rounding(128, GROUPS_IN_A_FAMILY) if "network" in name else 1.0  # of C
+    assert found.strength > {"perturbed": 0.95, "update": 0.9}.get(name, 0.999 * clipped_at)
     assert found.estimate == pytest.approx(found.strength * found.claimed, rel=0.5 if name == "update" else 0.25)
     assert 0 <= found.epsilon_lower_bound < found.claimed_epsilon
 

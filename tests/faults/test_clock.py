@@ -21,6 +21,8 @@ WALL_CLOCKS = {
     "vault/rounds.py": "time: written into the ledger for its owner, read by nobody",
     "vault/enrolment.py": "time: as above",
     "vault/folder.py": "time: of a refusal, for the owner",
+    "vault/anchor.py": "time: written into the ledger for its owner, read by nobody",
+    "vault/slots.py": "time: of an overrun, for the owner",
 }
 """Where the time of day is asked for at all. Limits and waits go by `time.monotonic`, which never goes back."""
 

@@ -165,7 +165,7 @@ def without_lock(folder: VaultFolder, trainer=None, known_head=None, anchor=None
             slots=Slots(
                 timetable=Timetable(policy, measure),
                 log=folder.slots(),
-                now=lambda: clock.seconds,
+                clock=lambda: clock.seconds,
                 wait_until=clock.wait_until,
             ),
         )

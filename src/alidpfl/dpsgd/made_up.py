@@ -68,7 +68,9 @@ class SampleMaker:
     def rows(self, kind: Kind, size: int, random: torch.Generator) -> Tensor:
         """Return inputs (size, ...) of a kind."""
         shape, count = (size, *self.shape), size if kind.clusters is None else kind.clusters
-        member = torch.randint(count, (size,), generator=random, device="cpu") if count < size else torch.arange(size)
+        member = torch.arange(size, device="cpu")
+        if count < size:
+            member = torch.randint(count, (size,), generator=random, device="cpu")
         if not self.dtype.is_floating_point:
             centres = self._integers(self.num_tokens, (count, *self.shape), self.dtype, random)
             others = self._integers(self.num_tokens, shape, self.dtype, random)

@@ -26,7 +26,8 @@ _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _SIZES = (4, 7, 3)  # number of made-up samples in each probe
 _TOLERANCE = 1e-4
 _OF_LARGEST = 3e-5  # norms of terms that cancel are rounded up, by some 1e-7 of the terms
-_LARGE = 1e15
+LARGE = 1e15
+"""Norms from here on may overflow in float32, and then show nothing."""
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -240,7 +241,7 @@ def disagreement(found: Gradients, truth: Gradients) -> float:
     left out of `found` as an empty mapping.
     """
     (norms, sums), (true_norms, true_sums) = found, truth
-    finite = true_norms < _LARGE  # an outlier may overflow float32, and then shows nothing
+    finite = true_norms < LARGE
     largest = float(true_norms[finite].max()) if bool(finite.any()) else 0.0
     allowed = _TOLERANCE * true_norms + _OF_LARGEST * largest + torch.finfo(torch.float32).tiny
     ratios = ((norms - true_norms).abs() / allowed)[finite]

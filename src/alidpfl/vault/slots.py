@@ -179,30 +179,30 @@ class Slots:
 
     timetable: Timetable
     log: SlotLog
-    now: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.monotonic
     wait_until: Callable[[float], None] = wait_until
 
     @contextmanager
     def held(self) -> Iterator["Slot"]:
         """Wait at the end of this block, and also after an error, if a slot was begun inside it."""
-        slot = Slot(self.now)
+        slot = Slot(self.clock)
         try:
             yield slot
         finally:
             if slot.seconds is not None:
-                if (taken := self.now() - slot.start) > slot.seconds:
+                if (taken := self.clock() - slot.start) > slot.seconds:
                     self.log.note_overrun(slot.run, slot.round, slot.seconds, taken)  # also takes time
-                periods = max(1, math.ceil((self.now() - slot.start) / slot.seconds))
+                periods = max(1, math.ceil((self.clock() - slot.start) / slot.seconds))
                 self.wait_until(slot.start + periods * slot.seconds)
 
 
 class Slot:
     """A round's slot. It has no length before it is begun: a refusal that touches no record leaves at once."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self.start, self.run, self.round = now, 0.0, "", 0
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self.start, self.run, self.round = clock, 0.0, "", 0
         self.seconds: float | None = None
 
     def begin(self, seconds: float | None, request: RoundRequest) -> None:
         """Begin a slot of this length, or none. Records may be touched from here on."""
-        self.start, self.seconds, self.run, self.round = self._now(), seconds, request.run, request.round
+        self.start, self.seconds, self.run, self.round = self._clock(), seconds, request.run, request.round
