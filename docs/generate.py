@@ -194,8 +194,9 @@ def _more_noise() -> str:
     rate, noise = (float(re.search(rf"{symbol} = ([\d.]+)", plan)[1]) for symbol in "qσ")  # type: ignore[index]
     before, less_noise = record["config"]["privacy"]["sample_rate"], record["outcome"]["noise_multiplier"]
     return (
-        f"In section 4, q was {before:g} and σ was {less_noise:.2f}. Batches are now {rate / before:g} times as large, "
-        f"but σ is only {noise / less_noise:.1f}\ntimes as large. So there is less noise per record, at the same ε."
+        f"In the second run of section 4, q was {before:g} and σ was {less_noise:.2f}. Batches are now "
+        f"{rate / before:g} times as large, but σ is\nonly {noise / less_noise:.1f} times as large. "
+        "So there is less noise per record, at the same ε."
     )
 
 

@@ -81,6 +81,20 @@ def test_mixing_that_begins_during_training_is_refused(steps_before):
         use(clipper, 257)
 
 
+def test_no_trial_runs_at_weights_that_show_records():
+    """Without clipping there is no noise either: whether a trial fails would tell about the records so far."""
+    model = Later()
+    clipper = PerSampleClipper(model)
+    use(clipper)
+    with torch.no_grad():
+        model.layer.bias.fill_(6.0)
+    batch = torch.zeros(1, WIDTH), torch.zeros(1, dtype=torch.int64)
+    for _ in range(9):
+        clipper.clipped_sum(*batch, clip_norm=math.inf, seed=0)
+    with pytest.raises(UnsupportedModelError, match="mixes"):
+        use(clipper, 257)
+
+
 def test_the_short_trial_is_repeated_often_at_first_and_rarely_later(monkeypatch):
     clipper, tried = PerSampleClipper(nn.Linear(WIDTH, CLASSES)), []
     steps = iter(range(10**6))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper
+from alidpfl.dpsgd import OneByOneClipper, PerSampleClipper, SoftmaxClipper
 from alidpfl.dpsgd.places import GROUPS_IN_A_FAMILY, rounding
 from alidpfl.dpsgd.softmax import _MARGIN
 from alidpfl.errors import ConfigError
@@ -22,7 +22,7 @@ def groups(places: list[int], size: int) -> list[tuple[int, ...]]:
     clipper, seen = PerSampleClipper(nn.Linear(1, 2), microbatch_size=size), []
     microbatch = clipper._microbatch
     records = torch.tensor(places)
-    clipper._trials.before_step = lambda *_: None
+    clipper._trials.before_step = lambda *_, **__: None
     clipper._microbatch = lambda x, y, c: seen.append(tuple(x.flatten().int().tolist())) or microbatch(x, y, c)
     x, y = records[:, None].float(), torch.zeros(len(records), dtype=torch.int64)
     found = clipper.clipped_sum(x, y, clip_norm=1.0, seed=0, places=records)
@@ -139,13 +139,20 @@ def test_the_bound_holds_for_sums_that_round_as_badly_as_they_can():
     assert bound / 20 < worst <= bound
 
 
-@pytest.mark.parametrize("wrong", [[3, 1, 2], [1, 1, 2]], ids=["not sorted", "twice"])
+@pytest.mark.parametrize("wrong", [[3, 1, 2], [1, 1, 2], [-1, 2, 3]], ids=["not sorted", "twice", "negative"])
 @pytest.mark.parametrize("make", [PerSampleClipper, SoftmaxClipper])
 def test_places_must_ascend(make, wrong):
     clipper, x, y = make(nn.Linear(2, 3, bias=False)), torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)
     for given_as in ({"rows": torch.tensor(wrong)}, {"rows": torch.arange(3), "places": torch.tensor(wrong)}):
         with pytest.raises(ConfigError, match="ascending"):
             clipper.clipped_sum(x, y, clip_norm=1.0, seed=0, **given_as)
+
+
+@pytest.mark.parametrize("wrong", [[3, 1, 2], [1, 1, 2], [-1, 2, 3]], ids=["not sorted", "twice", "negative"])
+def test_places_must_ascend_on_the_grid_too(wrong):
+    clipper, x, y = OneByOneClipper(nn.Linear(2, 3)), torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(ConfigError, match="ascending"):
+        next(clipper.gradients(x, y, seed=0, rows=torch.tensor(wrong)))
 
 
 def test_softmax_regression_clips_low_enough():

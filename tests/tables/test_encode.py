@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from alidpfl.errors import DataError
 from alidpfl.tables import parse_schema
 from alidpfl.tables.encode import Encoder
-from tests.tables.parts import COLUMNS, TARGET, schema, table
+from tests.tables.parts import COLUMNS, HEADER, TARGET, schema, table
 
 QUICK = settings(max_examples=60, deadline=None)
 
@@ -64,6 +64,27 @@ def test_every_row_is_encoded_alone(made):
         alone = encode([row])
         assert alone.inputs.tobytes() == together.inputs[number : number + 1].tobytes()
         assert alone.targets.tolist() == together.targets[number : number + 1].tolist()
+
+
+@QUICK
+@given(st.lists(st.sampled_from(["-999", "0", "5", " 5", "NA", "1e3", ""]), min_size=1, max_size=6))
+def test_numbers_that_mean_missing_do_not_depend_on_other_rows(values):
+    """One row with a space must not change what -999 means in all the others."""
+    encoder = Encoder(schema(missing_values=["-999", "1e3", "NA"]))
+    made = [[value, "1.0", "f", "yes", "no"] for value in values]
+
+    def rows(some):
+        return encoder.encode(pl.DataFrame(some, schema=HEADER, orient="row")).inputs
+
+    together = rows(made)
+    assert all(rows([row]).tobytes() == together[n : n + 1].tobytes() for n, row in enumerate(made))
+    assert [bool(row[1]) for row in together] == [v.strip() in ("-999", "1e3", "NA", "") for v in values]
+
+
+def test_numbers_that_mean_missing_mean_it_in_columns_of_numbers_too():
+    encoder = Encoder(schema(missing_values=["-999"]))
+    made = pl.DataFrame([[-999, 1.0, "f", "yes", "no"], [5, 1.0, "f", "yes", "no"]], schema=HEADER, orient="row")
+    assert encoder.encode(made).inputs[:, 1].tolist() == [1.0, 0.0]
 
 
 @QUICK

@@ -174,7 +174,8 @@ class PerSampleClipper:
         places = checked_places(places, rows, len(inputs))
         check_modes(self.model)
         with full_precision(self._device):
-            self._trials.before_step(inputs, targets)
+            # Steps without clipping have no noise either, so the weights after them are private.
+            self._trials.before_step(inputs, targets, has_public_weights=clip_norm < math.inf)
             with details_withheld(), model_randomness(seed, self._device), no_buffer_changes(self.model):
                 return self._sum(inputs, targets, places.cpu().numpy(), clip_norm)
 

@@ -88,11 +88,12 @@ class MixingTrials:
         self._tried: dict[object, SampleMaker] = {}
         self._schedule = Schedule()
 
-    def before_step(self, inputs: Tensor, targets: Tensor) -> None:
+    def before_step(self, inputs: Tensor, targets: Tensor, *, has_public_weights: bool = True) -> None:
         """Run the trials that are due. Only shapes and types of the data are read, and the number of steps so far.
 
         All trials run before the first step, and again if the form of the data or the model's mode changed. The short
-        trial runs again by a `Schedule`, because a model may mix at some weights only.
+        trial runs again by a `Schedule`, because a model may mix at some weights only. At weights that are not public
+        it does not run: whether it fails would show something about the records.
 
         Raises:
             DataError: The model fails on samples of this form.
@@ -102,7 +103,7 @@ class MixingTrials:
         is_due = self._schedule.is_due()
         if key not in self._tried:
             self._tried[key] = self._try_all(inputs, targets)
-        elif is_due:
+        elif is_due and has_public_weights:
             with no_buffer_changes(self._model):
                 self._try_company(self._tried[key])
 

@@ -23,6 +23,7 @@ from alidpfl.dpsgd.model_check import (
     trained_parameters,
     trial,
 )
+from alidpfl.dpsgd.places import checked_places
 from alidpfl.dpsgd.softmax import is_softmax_regression
 from alidpfl.errors import ConfigError, DataError, UnsupportedModelError
 
@@ -111,13 +112,14 @@ class OneByOneClipper:
             UnsupportedModelError: The model has no exact per-sample gradients.
         """
         rows = torch.arange(len(inputs)) if rows is None else rows
+        places = checked_places(places, rows, len(rows))
         check_modes(self.model)
         is_due = self._schedule.is_due()
         if not self._is_tried:
             self.rehearse(inputs, targets)
         elif is_due and not self._is_softmax:
             self._try_again(inputs, targets)
-        pairs = zip(rows.tolist(), (rows if places is None else places).tolist(), strict=True)
+        pairs = zip(rows.tolist(), places.tolist(), strict=True)
         with details_withheld(), model_randomness(seed, _CPU), no_buffer_changes(self.model):
             for row, place in pairs:
                 torch.default_generator.manual_seed((seed + place) % _SEEDS)

@@ -46,8 +46,10 @@ def checked_places(places: Tensor | None, rows: Tensor | None, batch_size: int) 
     if found is None:
         return torch.arange(batch_size, device="cpu")
     found = found.long().contiguous()
-    if found.shape != (batch_size,) or bool((found[1:] <= found[:-1]).any()):
-        raise ConfigError("places, or rows without places, must be one number for each record, ascending: sort them")
+    if found.shape != (batch_size,) or bool((found[1:] <= found[:-1]).any()) or bool((found < 0).any()):
+        raise ConfigError(
+            "places, or rows without places, must be one number for each record, ascending from 0 or above"
+        )
     return found
 
 

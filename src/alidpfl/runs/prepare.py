@@ -190,6 +190,11 @@ def check_choices(config: Config) -> None:
         if is_set and chosen != reader:
             hint = "; did you mean data.dirichlet_beta?" if key == "beta" else ""
             raise ConfigError(f"{section}.{key} is for {reader}; {chosen} does not read it: leave it out{hint}")
+    if config.data.name == "table" and config.data.validation > 0:
+        raise ConfigError(
+            f"data.validation={config.data.validation:g}: a table holds rows out by a hash of each row; leave it "
+            "out, and set held_out in the schema"
+        )
     if config.training_rounds < 1:
         raise ConfigError(
             f"federation.max_rounds={config.federation.max_rounds}: {config.model.name} needs {STATISTICS} rounds for "

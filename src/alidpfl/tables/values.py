@@ -3,6 +3,8 @@
 A value's meaning depends on that value alone. Errors name the file, the column and the row, and quote no value.
 """
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
@@ -48,12 +50,15 @@ def numbers(series: "pl.Series", place: Place) -> tuple[Numbers, Mask]:
     import polars as pl
 
     if series.dtype.is_numeric():
-        values = series.cast(pl.Float64).fill_nan(None)
+        found_values = series.cast(pl.Float64).fill_nan(None)
+        values = pl.select(pl.when(~found_values.is_in(_numbers_for_missing(place))).then(found_values)).to_series()
         is_missing = values.is_null()
     elif series.dtype in (pl.String, pl.Null):
         values, is_missing = series.cast(pl.Float64, strict=False), series.is_null()
-        # The quick way is enough if every text is a number. Otherwise spaces and texts for "missing" are looked at.
-        if values.null_count() > is_missing.sum() or not values.is_finite().all():
+        # The quick way is enough if every text is a number and no number means "missing". Otherwise spaces and texts
+        # for "missing" are looked at. Both ways give a row the same value, so that no row changes another.
+        is_slow = values.null_count() > is_missing.sum() or not values.is_finite().all()
+        if is_slow or _numbers_for_missing(place):
             cleaned = texts(series, place)
             values, is_missing = cleaned.cast(pl.Float64, strict=False), cleaned.is_null()
     else:
@@ -63,6 +68,15 @@ def numbers(series: "pl.Series", place: Place) -> tuple[Numbers, Mask]:
     found = values.fill_null(0.0).to_numpy()
     place.refuse(~np.isfinite(found) & ~gone, "is not a finite number; correct it, or leave it empty")
     return found, gone
+
+
+def _numbers_for_missing(place: Place) -> list[float]:
+    """Return the numbers among the texts that mean "missing", such as -999."""
+    found = []
+    for text in place.missing:
+        with suppress(ValueError):
+            found.append(float(text))
+    return [number for number in found if math.isfinite(number)]
 
 
 def texts(series: "pl.Series", place: Place, declared: tuple[str, ...] = ()) -> "pl.Series":
