@@ -41,7 +41,7 @@ ATTACKS = {
     "absent": "they send nothing",
     "sign_flip": "train honestly, and send the opposite",
     "scaled": "the opposite, ten times as long",
-    "noise_free": "all of the longest honest length against the model, without noise",
+    "noise_free": "the longest update that passes the length check, against the model, without noise",
     "label_flip": "train honestly on labels y that became 9 - y",
     "largest_signal": "honest noise, and the largest honest signal against the model",
 }
@@ -215,9 +215,12 @@ def reached(split: str, within: float = 5.0) -> str:
         if ("default", attack, count) in found
     }
     near = sum(change >= -within for change in judged.values())
-    far = [f"{a.replace('_', ' ')} by {n} ({-x:.1f} points lost)" for (a, n), x in judged.items() if x < -within]
-    others = f" Not in these: {', '.join(far)}." if far else ""
-    return f"The default is within {within:g} points of the honest run in {near} of {len(judged)} settings.{others}"
+    far = [f'"{ATTACKS[a]}", {n} of 10 ({-x:.1f} points lost)' for (a, n), x in judged.items() if x < -within]
+    others = f" It is not for: {', '.join(far)}." if far else ""
+    return (
+        f"Of the attacks that a check can detect, the default is within {within:g} points of the honest run in "
+        f"{near} of {len(judged)} settings.{others} The last attack is not counted."
+    )
 
 
 def _accuracies(split: str) -> dict[tuple[str, str, int], float]:

@@ -38,7 +38,7 @@ def test_a_loss_of_more_than_the_allowed_points_is_named(results):
     )
     told = hostile.reached("iid")
     assert "1 of 2" in told
-    assert "sign flip by 3 (5.1 points lost)" in told
+    assert f'{hostile.ATTACKS["sign_flip"]}", 3 of 10 (5.1 points lost)' in told
 
 
 def test_every_defence_meets_every_attack_once():
