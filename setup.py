@@ -14,7 +14,7 @@ setup(
             depends=["src/alidpfl/dpsgd/_native_kernels.h"],
             # After what CFLAGS says: fast math takes NaN for impossible, and the kernels look for it.
             # Without debug information, which Python's own flags ask for and which is most of the file.
-            extra_compile_args=["-O3", "-g0", "-fno-fast-math", "-fno-math-errno", "-fno-trapping-math"],
+            extra_compile_args=["-g0", "-O3", "-fno-fast-math", "-fno-math-errno", "-fno-trapping-math"],
             optional=True,
         )
     ]

@@ -190,8 +190,8 @@ def test_norms_are_precise(path):
 
 def test_rows_outside_the_data_are_refused(path):
     model, inputs, targets = problem()
-    for rows in ([50], [-1]):
-        with pytest.raises(IndexError):
+    for rows, error in (([50], IndexError), ([-1], ConfigError)):
+        with pytest.raises(error):
             SoftmaxClipper(model).clipped_sum(inputs, targets, clip_norm=0.5, seed=0, rows=torch.tensor(rows))
 
 
