@@ -18,7 +18,10 @@ _KEY_BYTES, _HASH_BYTES = 32, 8
 
 
 def held_out_key(seed: int) -> bytes:
-    """Return the key that belongs to a seed, for simulations."""
+    """Return the key that belongs to a seed, for simulations.
+
+    It is no secret: anyone who knows the seed can tell whether a row would be held out.
+    """
     return hashlib.blake2b(f"alidpfl held-out rows, seed {seed}".encode(), digest_size=_KEY_BYTES).digest()
 
 
