@@ -84,7 +84,7 @@ def cells(splits: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
         for attack, count in [("honest", 0), *((attack, count) for attack in ATTACKS for count in HOSTILE)]
         if attack != "absent" or defence == "default"
     ]
-    return sorted(found, key=lambda cell: (cell.seed, cell.defence != "default", cell.hostile == 1))
+    return sorted(found, key=lambda cell: (cell.defence != "default", cell.seed, cell.hostile == 1))
 
 
 def main(names: Sequence[str]) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from alidpfl.audit import audit_model
+from alidpfl.audit import SearchOptions, audit_model
 from alidpfl.errors import ConfigError, DataError
-from tests.dpsgd.mixers import CLASSES, HONEST, MIXERS, WIDTH, Around, standardised
+from tests.dpsgd.mixers import CLASSES, HONEST, MIXERS, WIDTH, Around, Tokens, squared_error
 from tests.runs.command import alidpfl
 
 OWN = ("--input-shape", str(WIDTH), "--classes", str(CLASSES), "--seed", "1")
@@ -18,7 +18,9 @@ SHOWN_AT_FIRST_SIGHT_ONLY = {"hidden batch norm", "renamed batch norm", "in trai
 @pytest.mark.parametrize("name", MIXERS)
 def test_every_known_way_of_mixing_is_found(name):
     """Fixed seeds: no false alarms. The search finds it itself, except where the model cannot run without dropout."""
-    found = audit_model(MIXERS[name].model(), (WIDTH,), loss=MIXERS[name].loss, trials=40, seed=1)
+    found = audit_model(
+        MIXERS[name].model(), (WIDTH,), loss=MIXERS[name].loss, options=SearchOptions(trials=40, seed=1)
+    )
     assert found.is_refuted
     assert found.refusal is not None
     assert found.is_mixing == (name not in SHOWN_AT_FIRST_SIGHT_ONLY)
@@ -26,7 +28,9 @@ def test_every_known_way_of_mixing_is_found(name):
 
 @pytest.mark.parametrize("name", HONEST)
 def test_no_honest_model_is_accused(name):
-    found = audit_model(HONEST[name].model(), (WIDTH,), loss=HONEST[name].loss, trials=30, seed=1)
+    found = audit_model(
+        HONEST[name].model(), (WIDTH,), loss=HONEST[name].loss, options=SearchOptions(trials=30, seed=1)
+    )
     assert found.refusal is None
     assert not found.is_refuted
     assert found.trials == 30
@@ -39,7 +43,7 @@ def only_with_huge_values(x):
 
 
 def test_the_search_finds_what_the_trials_do_not():
-    found = audit_model(Around(only_with_huge_values), (WIDTH,), trials=400, seed=1)
+    found = audit_model(Around(only_with_huge_values), (WIDTH,), options=SearchOptions(trials=400, seed=1))
     assert found.refusal is None
     assert found.is_mixing
     assert found.is_refuted
@@ -49,7 +53,9 @@ def test_the_search_finds_what_the_trials_do_not():
 def test_climbing_finds_worse_batches():
     """One record in capacity routing moves the sum by more than C: what an ε relies on is broken."""
     few, many = (
-        audit_model(MIXERS["switch routing, capacity 1.25"].model(), (WIDTH,), trials=trials, seed=2)
+        audit_model(
+            MIXERS["switch routing, capacity 1.25"].model(), (WIDTH,), options=SearchOptions(trials=trials, seed=2)
+        )
         for trials in (20, 200)
     )
     assert many.others_moved >= few.others_moved
@@ -59,41 +65,33 @@ def test_climbing_finds_worse_batches():
 def test_a_search_can_be_repeated_and_changes_nothing():
     model = MIXERS["switch routing, capacity 1"].model()
     before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
-    first, second = (audit_model(model, (WIDTH,), trials=30, seed=5) for _ in range(2))
+    first, second = (audit_model(model, (WIDTH,), options=SearchOptions(trials=30, seed=5)) for _ in range(2))
     assert first == second
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_tokens_and_other_targets():
-    class Tokens(nn.Module):
-        def __init__(self, is_mixing):
-            super().__init__()
-            self.embedding, self.head, self.is_mixing = nn.Embedding(9, 6), nn.Linear(6, 1), is_mixing
-
-        def forward(self, x):
-            x = self.embedding(x).mean(1)
-            return self.head(standardised(x) if self.is_mixing else x)
-
-    def squared(outputs, targets):
-        return (outputs[:, 0] - targets).square()
-
     for is_mixing in (False, True):
-        model = Tokens(is_mixing)
-        found = audit_model(model, (5,), loss=squared, targets=torch.zeros(1), trials=40, seed=1)
+        model = Tokens(is_mixing=is_mixing)
+        found = audit_model(
+            model, (5,), loss=squared_error, targets=torch.zeros(1), options=SearchOptions(trials=40, seed=1)
+        )
         assert found.is_mixing == is_mixing
 
 
 def test_the_time_is_kept():
     shares = []
-    audit_model(nn.Linear(3, 2), (3,), seconds=0.2, on_progress=lambda what, share: shares.append(share))
+    audit_model(
+        nn.Linear(3, 2), (3,), options=SearchOptions(seconds=0.2, on_progress=lambda _, share: shares.append(share))
+    )
     assert shares[0] == 0
     assert sorted(shares) == shares
     assert shares[-1] < 1
 
 
 def test_a_model_that_is_refused_for_another_reason():
-    found = audit_model(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), (4,), trials=3)
+    found = audit_model(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), (4,), options=SearchOptions(trials=3))
     assert "BatchNorm1d" in found.refusal
     assert found.is_refuted
     assert not found.is_mixing
@@ -102,11 +100,11 @@ def test_a_model_that_is_refused_for_another_reason():
 
 def test_mistakes_are_named():
     with pytest.raises(ConfigError, match="trials=0"):
-        audit_model(nn.Linear(3, 2), (3,), trials=0)
+        audit_model(nn.Linear(3, 2), (3,), options=SearchOptions(trials=0))
     with pytest.raises(ConfigError, match="seconds=0"):
-        audit_model(nn.Linear(3, 2), (3,), seconds=0)
+        audit_model(nn.Linear(3, 2), (3,), options=SearchOptions(seconds=0))
     with pytest.raises(DataError, match=r"\(4,\)"):
-        audit_model(nn.Linear(3, 2), (4,), trials=3)
+        audit_model(nn.Linear(3, 2), (4,), options=SearchOptions(trials=3))
 
 
 def honest(input_shape, num_classes):

@@ -12,7 +12,7 @@ from alidpfl.dpsgd.made_up import NEAR_EQUAL, SPREAD, SampleMaker
 from alidpfl.errors import DataError, UnsupportedModelError
 from alidpfl.models import make_model
 
-from .mixers import CLASSES, HONEST, MIXERS, WIDTH, Around, Case, RunningQuantile, standardised
+from .mixers import CLASSES, HONEST, MIXERS, WIDTH, Around, Case, RunningQuantile, Tokens, squared_error, standardised
 from .zoo import CASES
 
 SEEDS = range(3)
@@ -172,22 +172,10 @@ def test_a_large_network_is_tried_with_fewer_samples(monkeypatch):
 
 
 def test_integer_inputs_and_real_targets():
-    class Tokens(nn.Module):
-        def __init__(self, is_mixing):
-            super().__init__()
-            self.embedding, self.head, self.is_mixing = nn.Embedding(9, 6), nn.Linear(6, 1), is_mixing
-
-        def forward(self, x):
-            x = self.embedding(x).mean(1)
-            return self.head(standardised(x) if self.is_mixing and len(x) > 100 else x)
-
-    def squared(outputs, targets):
-        return (outputs[:, 0] - targets).square()
-
     batch = torch.zeros(0, 5, dtype=torch.int64), torch.zeros(0)
-    use(PerSampleClipper(Tokens(False), loss=squared), 3, batch)
+    use(PerSampleClipper(Tokens(is_mixing=False), loss=squared_error), 3, batch)
     with pytest.raises(UnsupportedModelError, match="mixes"):
-        use(PerSampleClipper(Tokens(True), loss=squared), 1, batch)
+        use(PerSampleClipper(Tokens(is_mixing=True, beyond=100), loss=squared_error), 1, batch)
 
 
 class StateLater(RunningQuantile):

@@ -8,6 +8,8 @@ import pytest
 
 import alidpfl.vault.service  # noqa: F401
 
+from .parts import made_vault
+
 
 @pytest.fixture
 def memory(tmp_path):
@@ -18,3 +20,16 @@ def memory(tmp_path):
         return
     with tempfile.TemporaryDirectory(dir=shared) as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """The other disk."""
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
+
+
+@pytest.fixture
+def folder(tmp_path, disk):
+    """A vault with its anchor on the other disk."""
+    return made_vault(tmp_path, anchor=str(disk / "anchor"))

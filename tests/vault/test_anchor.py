@@ -15,18 +15,6 @@ from alidpfl.vault.refusals import RefusalCode, VaultTroubleError
 from .parts import CountingTrainer, body, lines, machine, made_vault, opened, spent, without_lock
 
 
-@pytest.fixture
-def disk(tmp_path):
-    """The other disk."""
-    (tmp_path / "disk").mkdir()
-    return tmp_path / "disk"
-
-
-@pytest.fixture
-def folder(tmp_path, disk):
-    return made_vault(tmp_path, anchor=str(disk / "anchor"))
-
-
 def copied(folder) -> VaultFolder:
     """A copy, as in a snapshot or a clone of the machine."""
     shutil.copytree(folder.path, folder.path.with_name("copy"))

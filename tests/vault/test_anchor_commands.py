@@ -23,13 +23,6 @@ CHANGES = ("open", "write", "fsync", "replace", "unlink", "ftruncate")
 
 
 @pytest.fixture
-def disk(tmp_path):
-    """The other disk."""
-    (tmp_path / "disk").mkdir()
-    return tmp_path / "disk"
-
-
-@pytest.fixture
 def folder(tmp_path):
     """A vault without an anchor that has served a round."""
     made = made_vault(tmp_path)

@@ -14,18 +14,6 @@ from tests.runs.command import alidpfl
 from .parts import CountingTrainer, body, made_records, made_vault, not_served, opened, served
 
 
-@pytest.fixture
-def disk(tmp_path):
-    """The other disk."""
-    (tmp_path / "disk").mkdir()
-    return tmp_path / "disk"
-
-
-@pytest.fixture
-def folder(tmp_path, disk):
-    return made_vault(tmp_path, anchor=str(disk / "anchor"))
-
-
 def test_enrolment_makes_files_for_the_owner_alone(tmp_path, folder, disk):
     assert folder.path.stat().st_mode & 0o777 == 0o700
     state = state_head(Head.read(folder.path / HEAD).vault)

@@ -6,11 +6,11 @@ in which a model of your own mixes records.
 """
 
 from alidpfl.audit.findings import Audit, audit_config
-from alidpfl.audit.mixing import ModelAudit, audit_model
+from alidpfl.audit.mixing import ModelAudit, SearchOptions, audit_model
 from alidpfl.audit.one_run import RunAudit, audit_run
 from alidpfl.audit.one_step import StepAudit, audit_step
 from alidpfl.audit.own_model import audit_named_model
 from alidpfl.audit.subject import Subject, subject_of
 
-__all__ = ["Audit", "ModelAudit", "RunAudit", "StepAudit", "Subject", "audit_config", "audit_model"]
+__all__ = ["Audit", "ModelAudit", "RunAudit", "SearchOptions", "StepAudit", "Subject", "audit_config", "audit_model"]
 __all__ += ["audit_named_model", "audit_run", "audit_step", "subject_of"]

@@ -89,16 +89,56 @@ class _Candidate:
         return _ROUNDING * len(self.inputs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How long to search, and from which seed.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    seconds: float = 10.0
+    """Time to search, if `trials` is None."""
+    trials: int | None = None
+    """Number of batches to try. With a seed, the result can be repeated."""
+    seed: int | None = None
+    """Repeats a search. None draws fresh entropy."""
+    on_progress: OnProgress | None = None
+    """Called with the current task and the share that is done."""
+
+    def __post_init__(self) -> None:
+        checks.real("seconds", self.seconds, above=0, high=1e6, rule="must be above 0")
+        if self.trials is not None:
+            checks.whole("trials", self.trials, low=1, high=10**9)
+        if self.seed is not None:
+            checks.whole("seed", self.seed, low=0)
+
+    def random(self) -> torch.Generator:
+        """Return a generator from the seed, or from fresh entropy."""
+        random = torch.Generator()
+        if self.seed is None:
+            random.seed()
+            return random
+        return random.manual_seed(self.seed)
+
+    def shares(self) -> Iterator[float]:
+        """Yield the share of the search that is done, once for each trial."""
+        if self.trials is not None:
+            yield from (number / self.trials for number in range(self.trials))
+            return
+        started = time.monotonic()
+        yield 0.0
+        while (passed := time.monotonic() - started) < self.seconds:
+            yield passed / self.seconds
+
+
 def audit_model(
     model: nn.Module,
     input_shape: tuple[int, ...],
     *,
     loss: Loss = cross_entropy,
     targets: Tensor | None = None,
-    seconds: float = 10.0,
-    trials: int | None = None,
-    seed: int | None = None,
-    on_progress: OnProgress | None = None,
+    options: SearchOptions | None = None,
 ) -> ModelAudit:
     """Search for made-up batches in which the model or the loss mixes records.
 
@@ -107,44 +147,29 @@ def audit_model(
         input_shape: Shape of one input, without the batch.
         loss: Gives one value for each record.
         targets: (n, ...) tensor with the form of the targets. None: one class for each record.
-        seconds: Time to search, if `trials` is None.
-        trials: Number of batches to try. With a seed, the result can be repeated.
-        seed: Repeats a search. None draws fresh entropy.
-        on_progress: Called with the current task and the share that is done.
+        options: How long to search, and from which seed. None: ten seconds, and fresh entropy.
 
     Returns:
         The worst batch found. `ModelAudit.is_refuted` is the verdict. A pass is no proof.
 
     Raises:
-        ConfigError: An argument is out of range, or the loss has the wrong shape.
+        ConfigError: The loss has the wrong shape.
         DataError: The model cannot take such inputs.
     """
-    checks.real("seconds", seconds, above=0, high=1e6, rule="must be above 0")
-    if trials is not None:
-        checks.whole("trials", trials, low=1, high=10**9)
-    if seed is not None:
-        checks.whole("seed", seed, low=0)
-    model = copy.deepcopy(model)
+    model, options = copy.deepcopy(model), options or SearchOptions()
     dtype = torch.float32 if num_tokens(model) is None else torch.int64
     labels = torch.zeros(0, dtype=torch.int64) if targets is None else targets[:0]
-    random = torch.Generator().manual_seed(seed) if seed is not None else _fresh()
-    form, report = (torch.zeros(0, *input_shape, dtype=dtype), labels), on_progress or (lambda *_: None)
+    form, report = (torch.zeros(0, *input_shape, dtype=dtype), labels), options.on_progress or (lambda *_: None)
     refusal = None
     with steady_arithmetic():
         try:
             clipper = PerSampleClipper(model, loss=loss, microbatch_size=_MICROBATCH)
             refusal = _refusal(clipper, *form)
-            return _Search(clipper, *form, random).run(_shares(seconds, trials), refusal, report)
+            return _Search(clipper, *form, options.random()).run(options.shares(), refusal, report)
         except AliDpflError as error:  # nothing can be computed with it
             if refusal is None and not isinstance(error, UnsupportedModelError):
                 raise
             return replace(_NOTHING, refusal=refusal or str(error))
-
-
-def _fresh() -> torch.Generator:
-    random = torch.Generator()
-    random.seed()
-    return random
 
 
 def _refusal(clipper: PerSampleClipper, inputs: Tensor, targets: Tensor) -> str | None:
@@ -154,17 +179,6 @@ def _refusal(clipper: PerSampleClipper, inputs: Tensor, targets: Tensor) -> str 
     except UnsupportedModelError as error:
         return str(error)
     return None
-
-
-def _shares(seconds: float, trials: int | None) -> Iterator[float]:
-    """Yield the share of the search that is done, once for each trial."""
-    if trials is not None:
-        yield from (number / trials for number in range(trials))
-        return
-    started = time.monotonic()
-    yield 0.0
-    while (passed := time.monotonic() - started) < seconds:
-        yield passed / seconds
 
 
 class _Search:

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from alidpfl.audit.mixing import ModelAudit, audit_model
+from alidpfl.audit.mixing import ModelAudit, SearchOptions, audit_model
 from alidpfl.config import Config
 from alidpfl.errors import ConfigError
 from alidpfl.methods import Loss
 from alidpfl.models import make_model
 from alidpfl.registry import LOSSES
 from alidpfl.runs.data import load_data
-from alidpfl.types import OnProgress
 
 
 def audit_named_model(
@@ -27,10 +26,7 @@ def audit_named_model(
     input_shape: tuple[int, ...] | None = None,
     num_classes: int | None = None,
     loss: str | None = None,
-    seconds: float = 10.0,
-    trials: int | None = None,
-    seed: int | None = None,
-    on_progress: OnProgress | None = None,
+    options: SearchOptions | None = None,
 ) -> ModelAudit:
     """Audit a model by its name, with `audit_model`.
 
@@ -41,10 +37,8 @@ def audit_named_model(
         input_shape: Shape of one input. None: that of the configured data set.
         num_classes: Number of outputs. None: that of the configured data set.
         loss: A name of the registry `LOSSES`, or PACKAGE.MODULE:FUNCTION. None: the configured loss.
-        seconds: Time to search, if `trials` is None.
-        trials: Number of batches to try.
-        seed: Of the model's weights and the search. None: weights of seed 0, and fresh entropy.
-        on_progress: Called with the current task and the share that is done.
+        options: How long to search, and from which seed. The seed is also that of the model's weights; without one,
+            they have seed 0.
 
     Returns:
         The findings.
@@ -53,17 +47,17 @@ def audit_named_model(
         ConfigError: A name or a number does not fit.
         DataError: The model cannot take such inputs.
     """
+    options = options or SearchOptions()
     compute_loss: Loss = _imported(loss) if loss and ":" in loss else LOSSES[loss or config.model.loss]
     make = _imported(name) if ":" in name else None
     if input_shape is None or num_classes is None:
-        dataset = load_data(config, on_progress)
+        dataset = load_data(config, options.on_progress)
         input_shape, num_classes = input_shape or dataset.input_shape, num_classes or dataset.num_classes
     if make is None:
-        model = make_model(name, input_shape, num_classes, hidden=config.model.hidden, seed=seed or 0)
+        model = make_model(name, input_shape, num_classes, hidden=config.model.hidden, seed=options.seed or 0)
     else:
-        model = _made(make, name, input_shape, num_classes, seed or 0)
-    options: dict[str, Any] = {"seconds": seconds, "trials": trials, "seed": seed, "on_progress": on_progress}
-    return audit_model(model, input_shape, loss=compute_loss, **options)
+        model = _made(make, name, input_shape, num_classes, options.seed or 0)
+    return audit_model(model, input_shape, loss=compute_loss, options=options)
 
 
 def _imported(name: str) -> Any:

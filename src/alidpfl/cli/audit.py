@@ -124,14 +124,19 @@ def _audit_model(
     """Search for batches in which a model mixes records, and end with the status."""
     from alidpfl.config import load_config
 
-    settings, given = load_config(config, overrides or []), dict(searched)
-    given["input_shape"], given["num_classes"] = _shape(given["input_shape"]), given.pop("classes")
-    if given["seconds"] is None:
-        del given["seconds"]
+    settings, shape = load_config(config, overrides or []), _shape(searched["input_shape"])
+    limits = {key: searched[key] for key in ("seconds", "trials") if searched[key] is not None}
     with progress_bar() as show:
-        from alidpfl.audit import audit_named_model
+        from alidpfl.audit import SearchOptions, audit_named_model
 
-        found = audit_named_model(settings, name, seed=seed, on_progress=_progress(show), **given)
+        found = audit_named_model(
+            settings,
+            name,
+            input_shape=shape,
+            num_classes=searched["classes"],
+            loss=searched["loss"],
+            options=SearchOptions(**limits, seed=seed, on_progress=_progress(show)),
+        )
     if as_json:
         typer.echo(json.dumps({"model": name, **found.to_json()}, allow_nan=False))
     else:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import DataError
 from alidpfl.federation.client import ClientData, LocalTrainer, check_grid, training_stream
+from alidpfl.federation.noise_law import largest_batch
 from alidpfl.federation.tensors import flatten, num_params, trained
 from alidpfl.methods import make_method
 from alidpfl.models import make_model
@@ -35,7 +36,7 @@ _LOSSES_KEPT = 2  # each keeps a copy of the model
 _TRIAL_SECONDS, _FEWEST_TRIALS, _MOST_TRIALS = 0.2, 3, 30
 _TRIAL_RECORDS, _TRIAL_RATE = 256, 0.1
 _NOISED_SIGNALS: frozenset[Signal] = frozenset({"secants", "gradient_norm"})
-_DEVIATIONS = 6  # a larger batch than this many standard deviations above the mean comes once in a billion steps
+_LOG_ODDS = math.log(1e9)  # a batch larger than those that slots are measured with comes once in a billion steps
 
 
 class RecordTrainer:
@@ -72,7 +73,7 @@ class RecordTrainer:
     def cost(self, request: RoundRequest) -> Cost:
         """Measure a request's round and step on made-up records, with the largest batch that is likely at its q."""
         trainer, data = self._trainer(request), self._made_up()
-        rate = largest_batch(len(data), request.sample_rate) / len(data)
+        rate = math.ceil(largest_batch(len(data), request.sample_rate, _LOG_ODDS)) / len(data)
         plan = replace(request.plan(1), sample_rate=rate, signals=_NOISED_SIGNALS | request.plan(1).signals)
         params = flatten(trained(self._model))
 
@@ -125,16 +126,6 @@ class RecordTrainer:
     ) -> ClientUpdate:
         random = training_stream(self._seed, run, plan)  # with a seed, the keys are those of a simulation
         return trainer.train(torch.from_numpy(weights), self._data, plan, random)
-
-
-def largest_batch(num_records: int, sample_rate: float) -> int:
-    """Return the largest size of a Poisson batch that is likely.
-
-    >>> largest_batch(200, 1.0), largest_batch(10_000, 0.01)
-    (200, 160)
-    """
-    mean = num_records * sample_rate
-    return min(num_records, math.ceil(mean + _DEVIATIONS * math.sqrt(mean * (1 - sample_rate)) + 1e-9))
 
 
 def load_trainer(enrolment: Enrolment, policy: Policy) -> RecordTrainer:
