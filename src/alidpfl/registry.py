@@ -133,7 +133,18 @@ AGGREGATIONS = Registry(
 )
 """How a round's updates become one: functions that follow `alidpfl.federation.aggregation.Aggregation`."""
 
-LOSSES = Registry("loss", "alidpfl.losses", {"cross_entropy": "alidpfl.dpsgd:cross_entropy"})
+LOSSES = Registry(
+    "loss",
+    "alidpfl.losses",
+    {
+        "cross_entropy": "alidpfl.dpsgd.losses:cross_entropy",
+        "binary": "alidpfl.dpsgd.losses:binary",
+        "squared": "alidpfl.dpsgd.losses:squared",
+        "huber": "alidpfl.dpsgd.losses:huber",
+        "poisson": "alidpfl.dpsgd.losses:poisson",
+        "quantile": "alidpfl.dpsgd.losses:quantile",
+    },
+)
 """Losses of each sample: functions from outputs (B, ...) and targets (B, ...) to (B,)."""
 
 ACCOUNTANTS = Registry(

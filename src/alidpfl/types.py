@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from alidpfl.errors import ConfigError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -16,6 +18,44 @@ OnShare: TypeAlias = Callable[[float], None]
 
 def ignore_progress(_: object) -> None:
     """No-op progress callback."""
+
+
+TaskKind: TypeAlias = Literal["class", "number", "labels"]
+"""What a target is: one class of several, a number, or k labels that are 0 or 1."""
+LOSS_KINDS: Mapping[str, TaskKind] = {
+    "cross_entropy": "class",
+    "squared": "number",
+    "huber": "number",
+    "poisson": "number",
+    "quantile": "number",
+    "binary": "labels",
+}
+"""The kind of targets that each shipped loss takes. The first of a kind is its default."""
+
+
+def default_loss(kind: TaskKind) -> str:
+    """Return the name of the loss for targets of a kind, if none is chosen.
+
+    >>> default_loss("class"), default_loss("number"), default_loss("labels")
+    ('cross_entropy', 'squared', 'binary')
+    """
+    return next(name for name, takes in LOSS_KINDS.items() if takes == kind)
+
+
+def loss_for(kind: TaskKind, name: str | None = None) -> str:
+    """Return the name of the loss for targets of a kind. Refuse one that takes another kind.
+
+    Losses of other packages are not in the table, and take any kind.
+    """
+    if name is None:
+        return default_loss(kind)
+    if (takes := LOSS_KINDS.get(name, kind)) != kind:
+        fitting = ", ".join(other for other, its_kind in LOSS_KINDS.items() if its_kind == kind)
+        raise ConfigError(
+            f'loss="{name}" takes targets of kind "{takes}", and these are of kind "{kind}"; use {fitting}, or leave '
+            "the loss out"
+        )
+    return name
 
 
 ClientId: TypeAlias = int

@@ -10,6 +10,7 @@ import torch
 from alidpfl.data import Dataset, LabelledData, load, scaled_images
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.registry import DATASETS
+from alidpfl.types import TaskKind
 
 
 def labelled(count=4, shape=(2,), classes=2):
@@ -36,7 +37,7 @@ def test_the_package_brings_no_terminal_and_no_plots():
         (np.zeros((2, 3)), torch.zeros(2, dtype=torch.int64), "inputs .*ndarray"),
         (torch.zeros(2, 3), [0, 1], "targets .*list"),
         (torch.zeros(2, 3).double(), torch.zeros(2, dtype=torch.int64), "inputs .*torch.float64.*torch.float32"),
-        (torch.zeros(2, 3), torch.zeros(2), "targets .*torch.float32"),
+        (torch.zeros(2, 3), torch.zeros(2).half(), "targets .*torch.float16"),
         (torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64), r"\(2, 3\).*\(3,\)"),
         (torch.zeros(2), torch.zeros(2, dtype=torch.int64), r"\(2,\)"),
         (torch.tensor([[float("nan")]]), torch.zeros(1, dtype=torch.int64), "inputs .*NaN"),
@@ -141,3 +142,39 @@ class TestLoaders:
         offer(lambda seed: [seed])
         with pytest.raises(ConfigError, match=r"'mine'.*list"):
             load("mine")
+
+
+@pytest.mark.parametrize(
+    ("targets", "kind", "outputs"),
+    [
+        (torch.tensor([0, 1, 1]), "class", 2),
+        (torch.tensor([0.5, -7.0, 1e9]), "number", 1),
+        (torch.tensor([[0.0, 1.0, 1.0, 0.0]] * 3), "labels", 4),
+    ],
+)
+def test_targets_are_of_three_kinds(targets: torch.Tensor, kind: TaskKind, outputs: int) -> None:
+    part = LabelledData(inputs=torch.zeros(3, 2), targets=targets)
+    assert part.kind == kind
+    classes = 2 if kind == "class" else 0
+    found = Dataset(name="mine", train=part, test=part, num_classes=classes, kind=kind, is_synthetic=True)
+    assert found.num_outputs == outputs
+    other: TaskKind = "number" if kind == "class" else "class"
+    with pytest.raises(DataError, match=kind):
+        Dataset(name="mine", train=part, test=part, num_classes=2, kind=other, is_synthetic=True)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        torch.tensor([0.0, float("nan")]),
+        torch.tensor([0.0, float("inf")]),
+        torch.tensor([[0.0], [0.5]]),
+        torch.tensor([[0.0], [2.0]]),
+        torch.tensor([[0], [1]]),
+        torch.zeros(2, 1, 1),
+        torch.zeros(2, dtype=torch.float64),
+    ],
+)
+def test_targets_that_no_loss_takes_are_refused(targets: torch.Tensor) -> None:
+    with pytest.raises(DataError):
+        LabelledData(inputs=torch.zeros(2, 2), targets=targets)

@@ -17,6 +17,7 @@ from alidpfl.methods import Loss
 from alidpfl.models import make_model
 from alidpfl.registry import LOSSES
 from alidpfl.runs.data import load_data
+from alidpfl.types import default_loss
 
 
 def audit_named_model(
@@ -48,7 +49,8 @@ def audit_named_model(
         DataError: The model cannot take such inputs.
     """
     options = options or SearchOptions()
-    compute_loss: Loss = _imported(loss) if loss and ":" in loss else LOSSES[loss or config.model.loss]
+    loss = loss or config.model.loss or default_loss("class")
+    compute_loss: Loss = _imported(loss) if ":" in loss else LOSSES[loss]
     make = _imported(name) if ":" in name else None
     if input_shape is None or num_classes is None:
         dataset = load_data(config, options.on_progress)

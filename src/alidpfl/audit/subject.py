@@ -16,10 +16,16 @@ from alidpfl.federation.settings import FederationSettings, Part
 from alidpfl.methods import Loss, Method, Objective
 from alidpfl.policies import Policy
 from alidpfl.privacy import GaussianRelease, Ledger, PrivacyBudget, SampledGaussian, epsilon
-from alidpfl.registry import LOSSES
 from alidpfl.runs.data import load_data, simulation_data
 from alidpfl.runs.features import featured
-from alidpfl.runs.prepare import accountant_of, build_model, make_parts, make_settings, releases_before
+from alidpfl.runs.prepare import (
+    accountant_of,
+    build_model,
+    configured_loss,
+    make_parts,
+    make_settings,
+    releases_before,
+)
 from alidpfl.types import NoiseKind, OnProgress
 
 _LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # σ is kept within these; below, ε is beyond all claims
@@ -119,7 +125,7 @@ def subject_of(config: Config, on_progress: OnProgress | None = None) -> Subject
     own, settings = data.clients[0], make_settings(config, shows_private_data=False)
     settings = replace(settings, clients_per_round=None, time_limit=None, traffic_limit=None)
     return Subject(
-        model=build_model(config, dataset.input_shape, dataset.num_classes),
+        model=build_model(config, dataset.input_shape, dataset.num_outputs),
         inputs=data.inputs[own],
         targets=data.targets[own],
         method=parts.method,
@@ -128,7 +134,7 @@ def subject_of(config: Config, on_progress: OnProgress | None = None) -> Subject
         settings=replace(settings, dropout_rate=0.0, straggler_rate=0.0),
         accountant=accountant_of(config),
         noise=config.privacy.noise,
-        loss=LOSSES[config.model.loss],
+        loss=configured_loss(config, dataset.kind),
         server_settings=parts.server_settings,
         releases=releases_before(config),
         evaluation={part: pair for part, pair in data.evaluation.items() if part == "validation"},

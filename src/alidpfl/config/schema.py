@@ -29,7 +29,7 @@ STATISTICS_SETTINGS = (
 # Left out of config.toml at their defaults: runs and results that are older than these settings keep their identity.
 _LATER_SETTINGS: dict[tuple[str, str], Any] = {
     ("privacy", "noise"): "gaussian",
-    ("model", "loss"): "cross_entropy",
+    ("model", "quantile"): 0.5,
     ("data", "loader_options"): {},
     ("data", "files"): [],
     ("federation", "signal_limit"): 2.0,
@@ -132,7 +132,13 @@ class ModelSection(_Section):
         "The network. `cnn` is the paper's, for images. `compact_cnn` learns more from small budgets. "
         "`scatter_linear`, softmax on fixed features of images, learns most.",
     )
-    loss: LossName = _setting("cross_entropy", "The loss of each record.")
+    loss: LossName | None = _setting(
+        None,
+        "The loss of each record. Default, by the kind of the targets: `cross_entropy` for classes, `squared` for "
+        "numbers (also `huber`, `poisson`, `quantile`), `binary` for labels.",
+        example="squared",
+    )
+    quantile: float = _setting(0.5, "`quantile`: the quantile to learn; 0.5 is the median.", gt=0, lt=1)
     hidden: int = _setting(128, "`mlp`: width of its hidden layer.", ge=1, le=100_000)
     frequencies: int = _setting(
         6, "`scatter_linear`: keep scattering coefficients up to this sum of row and column frequency.", ge=0

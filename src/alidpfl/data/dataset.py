@@ -13,7 +13,7 @@ from torch import Tensor
 
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.registry import DATASETS
-from alidpfl.types import OnProgress
+from alidpfl.types import OnProgress, TaskKind
 
 if TYPE_CHECKING:
     from alidpfl.tables.encode import Encoder
@@ -30,7 +30,9 @@ _BYTE_TOLERANCE = 0.01  # far above the rounding of float32
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledData:
-    """Records with their classes: `inputs` (n, ...) float32, and `targets` (n,) int64, numbered from 0.
+    """Records with their targets: `inputs` (n, ...) float32, and `targets` of one of three kinds.
+
+    Classes are (n,) int64, numbered from 0. Numbers are (n,) float32. Labels are (n, k) float32, each 0 or 1.
 
     >>> LabelledData(inputs=torch.zeros(3, 60), targets=torch.tensor([0, 1, 1]))
     LabelledData(3 records of shape (60,))
@@ -40,21 +42,39 @@ class LabelledData:
     targets: Tensor
 
     def __post_init__(self) -> None:
-        for name, value, dtype in (("inputs", self.inputs, torch.float32), ("targets", self.targets, torch.int64)):
+        for name, value, types in (
+            ("inputs", self.inputs, (torch.float32,)),
+            ("targets", self.targets, (torch.int64, torch.float32)),
+        ):
             if not isinstance(value, Tensor):
                 raise DataError(f"{name} must be a torch.Tensor, not {type(value).__name__}; use torch.as_tensor")
-            if value.dtype != dtype:
-                raise DataError(f"{name} have type {value.dtype}, need {dtype}; convert with .to({dtype})")
-        if self.targets.ndim != 1 or self.inputs.ndim < 2 or len(self.inputs) != len(self.targets):  # noqa: PLR2004
+            if value.dtype not in types:
+                needed = " or ".join(map(str, types))
+                raise DataError(f"{name} have type {value.dtype}, need {needed}; convert with .to({types[0]})")
+        is_flat = self.targets.ndim == 1 or (self.targets.ndim == 2 and self.targets.dtype == torch.float32)  # noqa: PLR2004
+        if not is_flat or self.inputs.ndim < 2 or len(self.inputs) != len(self.targets):  # noqa: PLR2004
             raise DataError(
                 f"inputs have shape {tuple(self.inputs.shape)} and targets {tuple(self.targets.shape)}; "
-                "need (n, ...) and (n,) with one target for each input"
+                "need (n, ...) and (n,) with one target for each input, or (n, k) float32 for k labels"
             )
-        # aminmax returns NaN if any input is NaN.
-        if self.inputs.numel() and not all(math.isfinite(end) for end in torch.aminmax(self.inputs)):
-            raise DataError("inputs have values that are NaN or infinite; clean them before training")
-        if len(self.targets) and int(self.targets.min()) < 0:
+        for name, value in (("inputs", self.inputs), ("targets", self.targets)):
+            # aminmax returns NaN if any value is NaN.
+            if value.numel() and not all(math.isfinite(end) for end in torch.aminmax(value)):
+                raise DataError(f"{name} have values that are NaN or infinite; clean them before training")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        if self.kind == "class" and len(self.targets) and int(self.targets.min()) < 0:
             raise DataError("targets have negative numbers; number the classes from 0")
+        if self.kind == "labels" and not bool(((self.targets == 0) | (self.targets == 1)).all()):
+            raise DataError("labels must be 0 or 1; for several numbers a record, train one model for each")
+
+    @property
+    def kind(self) -> TaskKind:
+        """The kind of the targets, by their type and shape."""
+        if self.targets.dtype == torch.int64:
+            return "class"
+        return "number" if self.targets.ndim == 1 else "labels"
 
     @classmethod
     def from_images(cls, images: NDArray[np.uint8], labels: NDArray[np.int64], pixel_range: PixelRange) -> Self:
@@ -75,9 +95,12 @@ class Dataset:
     name: str
     train: LabelledData
     test: LabelledData
-    num_classes: int
     is_synthetic: bool
     """True if a program made the data: results on them say nothing about results on real data."""
+    num_classes: int = 0
+    """Number of classes; 0 for other targets."""
+    kind: TaskKind = "class"
+    """The kind of the targets."""
     shown: tuple[str, ...] = ()
     """Facts about the clients' records that are known before training, without noise. ε does not cover them."""
     test_is_held_out: bool = False
@@ -92,19 +115,35 @@ class Dataset:
     """What users of these data should know before training."""
 
     def __post_init__(self) -> None:
-        name, classes = self.name, self.num_classes
-        if classes < _MIN_CLASSES:
-            raise DataError(f"{name}: num_classes={classes} must be at least {_MIN_CLASSES}")
+        name = self.name
+        if self.kind == "class" and self.num_classes < _MIN_CLASSES:
+            raise DataError(f"{name}: num_classes={self.num_classes} must be at least {_MIN_CLASSES}")
         for part, records in (("train", self.train), ("test", self.test)):
-            if len(records) == 0:
-                raise DataError(f"{name}: the {part} part is empty; give at least one record")
-            if int(records.targets.max()) >= classes:
-                raise DataError(f"{name}: the {part} part has classes beyond num_classes={classes}; number them from 0")
-        train, test = (tuple(records.inputs.shape[1:]) for records in (self.train, self.test))
-        if train != test:
-            raise DataError(f"{name}: inputs have shape {train} in train and {test} in test; make them equal")
+            self._check_part(part, records)
+        for what in ("inputs", "targets"):
+            train, test = (tuple(getattr(records, what).shape[1:]) for records in (self.train, self.test))
+            if train != test:
+                raise DataError(f"{name}: {what} have shape {train} in train and {test} in test; make them equal")
         if self.natural_clients is not None:
             _check_clients(name, self.natural_clients, len(self.train))
+
+    def _check_part(self, part: str, records: LabelledData) -> None:
+        name, classes = self.name, self.num_classes
+        if len(records) == 0:
+            raise DataError(f"{name}: the {part} part is empty; give at least one record")
+        if records.kind != self.kind:
+            raise DataError(
+                f'{name}: the {part} part has targets of kind "{records.kind}", not "{self.kind}"; make them alike'
+            )
+        if self.kind == "class" and int(records.targets.max()) >= classes:
+            raise DataError(f"{name}: the {part} part has classes beyond num_classes={classes}; number them from 0")
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs of a model: one for each class or label, or one for a number."""
+        if self.kind == "class":
+            return self.num_classes
+        return 1 if self.kind == "number" else int(self.train.targets.shape[1])
 
     @property
     def input_shape(self) -> tuple[int, ...]:

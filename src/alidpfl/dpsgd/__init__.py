@@ -14,8 +14,9 @@ steps. All randomness comes from one `RandomStream`. Small models are several ti
 >>> result = dp_sgd_step(clipper, images, labels, settings, random, rows=batch)
 """
 
-from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, PerSampleClipper, cross_entropy
+from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, PerSampleClipper
 from alidpfl.dpsgd.grid_noise import Grid
+from alidpfl.dpsgd.losses import cross_entropy, make_loss
 from alidpfl.dpsgd.one_by_one import OneByOneClipper
 from alidpfl.dpsgd.randomness import RandomStream
 from alidpfl.dpsgd.release import noised_total
@@ -23,5 +24,5 @@ from alidpfl.dpsgd.softmax import SoftmaxClipper, is_softmax_regression
 from alidpfl.dpsgd.step import Clipper, StepResult, StepSettings, add_noise, dp_sgd_step, noised_sum, poisson_sample
 
 __all__ = ["BatchStatistics", "ClippedSum", "Clipper", "Grid", "OneByOneClipper", "PerSampleClipper", "RandomStream"]
-__all__ += ["SoftmaxClipper", "StepResult", "StepSettings", "add_noise", "cross_entropy", "dp_sgd_step"]
+__all__ += ["SoftmaxClipper", "StepResult", "StepSettings", "add_noise", "cross_entropy", "dp_sgd_step", "make_loss"]
 __all__ += ["is_softmax_regression", "noised_sum", "noised_total", "poisson_sample"]

@@ -2,19 +2,18 @@
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.conv import can_defer
 from alidpfl.dpsgd.gradient_forms import Deferred, Storage, clip_factors, is_usable
 from alidpfl.dpsgd.guards import details_withheld, full_precision, model_randomness
+from alidpfl.dpsgd.losses import Loss, cross_entropy
 from alidpfl.dpsgd.mixing import MixingTrials
 from alidpfl.dpsgd.model_check import Gradients, check_model, check_modes, no_buffer_changes, trained_parameters
 from alidpfl.dpsgd.padding import linear_layers, pad_rows, padded_linear, padded_size, unpadded_size
@@ -24,8 +23,6 @@ from alidpfl.dpsgd.relu_pool import join_relu_and_pool
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.inputs import checks
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Maps outputs (B, ...) and targets (B, ...) to one loss for each record, (B,)."""
 Rows = Tensor | None
 """(B,) int64 numbers of a batch's records, or None for all."""
 
@@ -42,11 +39,6 @@ def check_clip_norm(clip_norm: float) -> None:
             f"clip_norm={clip_norm} must be in [{SMALLEST_CLIP_NORM:g}, {LARGEST_CLIP_NORM:g}], where float32 is "
             "precise, or infinite; scale the loss instead"
         )
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy (B,) of class scores (B, classes) and labels (B,)."""
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 @dataclass(frozen=True, kw_only=True)

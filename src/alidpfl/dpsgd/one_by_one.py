@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from alidpfl.dpsgd.clipping import Loss, Rows, cross_entropy
+from alidpfl.dpsgd.clipping import Rows
 from alidpfl.dpsgd.guards import details_withheld, full_precision, model_randomness
+from alidpfl.dpsgd.losses import Loss, cross_entropy
 from alidpfl.dpsgd.made_up import num_tokens
 from alidpfl.dpsgd.mixing import Schedule
 from alidpfl.dpsgd.model_check import (

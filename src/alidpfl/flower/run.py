@@ -137,7 +137,7 @@ class _Wanted:
     def task(self, nodes: Sequence[Node]) -> tuple[tuple[int, ...], int]:
         """Return the input shape and the number of classes."""
         own = self._dataset
-        return (own.input_shape, own.num_classes) if own else most_common_task(nodes)
+        return (own.input_shape, own.num_outputs) if own else most_common_task(nodes)
 
     def fitting(self, nodes: Iterable[Node], task: tuple[tuple[int, ...], int]) -> list[Node]:
         """Return the nodes with vaults that would serve the run. Tell why the others are left out."""
@@ -231,7 +231,7 @@ def refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Met
         raise ConfigError(f"{method.name} needs the loss on public data: set evaluate=true")
     for key, name, known in (
         ("method.name", config.method.name, get_args(RoundRequest.model_fields["method"].annotation)),
-        ("model.loss", config.model.loss, ("cross_entropy",)),
+        ("model.loss", config.model.loss or "cross_entropy", ("cross_entropy",)),
     ):
         if name not in known:
             raise ConfigError(f'{key}="{name}" is for `alidpfl run`; vaults know only {", ".join(known)}')

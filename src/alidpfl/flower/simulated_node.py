@@ -74,7 +74,7 @@ class SimulatedNode:
 def _loaded(text: str) -> tuple[Dataset, SimulationData, nn.Module]:
     config = parse_config(json.loads(text))
     dataset = load_data(config)
-    model = build_model(config, dataset.input_shape, dataset.num_classes)
+    model = build_model(config, dataset.input_shape, dataset.num_outputs)
     return dataset, simulation_data(config, dataset), model
 
 

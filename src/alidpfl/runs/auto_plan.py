@@ -50,7 +50,7 @@ def _request(config: Config, max_epochs: float | None, on_progress: OnProgress |
     dataset = load_data(config, on_progress)
     sizes = simulation_data(config, dataset).sizes
     shape = (vector_size(map_for(config, dataset.input_shape)),) if config.has_statistics else dataset.input_shape
-    model = build_model(config, shape, dataset.num_classes)
+    model = build_model(config, shape, dataset.num_outputs)
     return PlanRequest(
         epsilon=config.privacy.epsilon,
         delta=config.privacy.delta,

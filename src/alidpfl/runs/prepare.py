@@ -9,21 +9,22 @@ from torch import Tensor, nn
 from alidpfl.config.schema import STATISTICS, STATISTICS_SETTINGS, Config
 from alidpfl.data import Dataset
 from alidpfl.data.partition import small_clients
+from alidpfl.dpsgd import make_loss
 from alidpfl.errors import ConfigError
 from alidpfl.federation.loop import Federation
 from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Engine, FederationSettings
-from alidpfl.methods import Method, check_method_options, make_method
+from alidpfl.methods import Loss, Method, check_method_options, make_method
 from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
 from alidpfl.privacy import GaussianRelease, Ledger, noise_multiplier_for
-from alidpfl.registry import LOSSES, METHODS
+from alidpfl.registry import METHODS
 from alidpfl.runs.data import load_data, simulation_data
 from alidpfl.runs.features import Statistics, featured, map_for, statistics_bytes
 from alidpfl.simulation import Simulation, SimulationData, Wrap
 from alidpfl.tables.encode import Encoder
-from alidpfl.types import OnProgress, OnShare, ignore_progress
+from alidpfl.types import OnProgress, OnShare, TaskKind, ignore_progress, loss_for
 
 _STEPS_PER_ROUND = 2  # that σ pays for by default; a policy divides them among the rounds
 _SHOWN_CLIENTS = 5  # whose numbers a warning lists
@@ -59,7 +60,7 @@ class Prepared:
     federation: Federation
     noise_multiplier: float
     task: tuple[tuple[int, ...], int]
-    """Shape of an input, as the data set has it, and number of classes."""
+    """Shape of an input, as the data set has it, and number of outputs."""
     clients: str
     """Fingerprint of the clients' records: a run cannot resume with other data."""
     uncovered: tuple[str, ...]
@@ -128,13 +129,14 @@ def prepare(
     dataset = load_data(config, on_progress)
     data = simulation_data(config, dataset)
     uncovered, clients = _uncovered(config, dataset), _fingerprint(data)
-    task, exchanged = (dataset.input_shape, dataset.num_classes), 0
+    loss = configured_loss(config, dataset.kind)
+    task, exchanged = (dataset.input_shape, dataset.num_outputs), 0
     if config.has_statistics:
         exchanged = len(data.clients) * statistics_bytes(map_for(config, dataset.input_shape))
         dataset, statistics = featured(config, dataset, data.clients, statistics, on_progress)
         data = simulation_data(config, dataset)
     is_seeded = config.run.randomness == "seeded"
-    model = build_model(config, dataset.input_shape, dataset.num_classes)
+    model = build_model(config, dataset.input_shape, dataset.num_outputs)
     engine: Engine = Simulation(
         model=model,
         method=parts.method,
@@ -144,7 +146,7 @@ def prepare(
         processes=config.run.processes,
         device=config.run.device,
         noise=config.privacy.noise,
-        loss=LOSSES[config.model.loss],
+        loss=loss,
         on_share=on_share,
     )
     federation = Federation(
@@ -258,9 +260,14 @@ def _make_method(config: Config, noise_multiplier: float) -> Method:
     return method
 
 
-def build_model(config: Config, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def configured_loss(config: Config, kind: TaskKind) -> Loss:
+    """Return the configured loss, or the usual one for targets of this kind. Raise ConfigError if it does not fit."""
+    return make_loss(loss_for(kind, config.model.loss), level=config.model.quantile)
+
+
+def build_model(config: Config, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     """Build the configured model with seeded initial weights."""
-    return make_model(config.model.name, input_shape, num_classes, hidden=config.model.hidden, seed=config.run.seed)
+    return make_model(config.model.name, input_shape, num_outputs, hidden=config.model.hidden, seed=config.run.seed)
 
 
 def make_settings(config: Config, *, shows_private_data: bool) -> FederationSettings:

@@ -30,7 +30,7 @@ def check_enrolment(model: nn.Module, data: SimulationData) -> None:
         if len(rows) == 0:
             raise DataError(f"client {number} has no records; leave it out, or give each client some (min_samples)")
     outputs = _outputs(model, data)
-    if outputs.ndim != _SCORES:
+    if outputs.ndim != _SCORES or data.targets.is_floating_point():
         return
     classes = outputs.shape[1]
     is_beyond = data.targets >= classes
@@ -54,7 +54,7 @@ def _beyond(who_has: str, classes: int) -> DataError:
 def gives_probabilities(model: nn.Module, data: SimulationData) -> bool:
     """Return whether the model ends in a softmax, which the loss would apply a second time."""
     outputs = _outputs(model, data)
-    if outputs.ndim != _SCORES:
+    if outputs.ndim != _SCORES or data.targets.is_floating_point():
         return False
     sums = outputs.sum(1)
     return bool((outputs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=_ROUNDING)
