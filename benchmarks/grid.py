@@ -79,7 +79,7 @@ def main() -> None:
             )
             print(lines[-1], flush=True)
     about = f"{listed(environment())}; processor time, medians of {turns} turns."
-    about += f" The sampler's table, once: {table_seconds:.1f} s."
+    about += f" The sampler's table is made once, in {table_seconds:.1f} s."
     headings = ("model", "parameters", "batch", "ms, gaussian", "ms, grid", "grid / gaussian")
     write_section("grid", f"{about}\n\n{markdown(headings, lines)}")
 

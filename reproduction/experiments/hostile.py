@@ -216,7 +216,7 @@ def reached(split: str, within: float = 5.0) -> str:
     }
     near = sum(change >= -within for change in judged.values())
     far = [f'"{ATTACKS[a]}", {n} of 10 ({-x:.1f} points lost)' for (a, n), x in judged.items() if x < -within]
-    others = f" It is not for: {', '.join(far)}." if far else ""
+    others = f" Further away are: {', '.join(far)}." if far else ""
     return (
         f"Of the attacks that a check can detect, the default is within {within:g} points of the honest run in "
         f"{near} of {len(judged)} settings.{others} The last attack is not counted."
