@@ -61,7 +61,7 @@ _Columns = Annotated[str, typer.Option("--cells", help="Only these columns, such
 _Accountants = Annotated[
     str, typer.Option(help="Only these accountants, such as pld.", autocompletion=_complete_list(ACCOUNTANTS))
 ]
-_Seeds = Annotated[int, typer.Option(help="Run seeds 0, 1, ... of every cell.")]
+_Seeds = Annotated[int, typer.Option(help="Number of seeds of every cell, from 0 on.")]
 _Store = Annotated[
     Path | None,
     typer.Option(help="Folder with the results. Default: reproduction/results of the clone.", show_default=False),

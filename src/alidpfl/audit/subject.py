@@ -66,7 +66,9 @@ class Subject:
         if not self.inputs.is_floating_point():
             raise ConfigError(f"inputs.dtype={self.inputs.dtype} must be floating point: canaries are made-up numbers")
         if self.num_classes < 2:  # noqa: PLR2004
-            raise ConfigError("the model has one output; an audit needs two classes: canaries have wrong labels")
+            raise ConfigError(
+                "the model has one output; an audit needs two or more classes, because it gives canaries wrong labels"
+            )
 
     @property
     def num_classes(self) -> int:

@@ -21,7 +21,9 @@ PAPER_STEPS = {1.55: 79, 1.75: 177, 2.0: 317, 2.5: 598, 2.75: 775, 3.25: 1123, 3
 def account(
     *,
     sample_rate: Annotated[float, Option(help="Probability that a record enters a batch, in (0, 1].")] = 0.015,
-    noise_multiplier: Annotated[float, Option(help="Noise standard deviation over the clip norm.")] = 1.1,
+    noise_multiplier: Annotated[
+        float, Option(help="σ: standard deviation of the noise, divided by the clip norm.")
+    ] = 1.1,
     delta: Annotated[float, Option(help="δ of the budget, in (0, 1).")] = 1e-5,
     epsilon: Annotated[list[float] | None, Option(help="ε of a budget; repeat for several columns.")] = None,
     steps: Annotated[list[int] | None, Option(help="Show what this many steps cost instead; may be repeated.")] = None,

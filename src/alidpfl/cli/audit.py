@@ -28,7 +28,7 @@ def audit(  # noqa: PLR0917 - they are options
     confidence: Annotated[
         float | None, Option(help="Confidence of each bound. Default: 0.9999 for steps, 0.95 for the training.")
     ] = None,
-    seed: Annotated[int | None, Option(help="Repeat an audit. Default: fresh entropy.")] = None,
+    seed: Annotated[int | None, Option(help="Seed, to repeat an audit. Default: new random numbers.")] = None,
     plot: Annotated[Path | None, Option(help="Draw the audit into this .svg or .png (needs matplotlib).")] = None,
     model: Annotated[
         str | None,

@@ -23,7 +23,7 @@ def plan(  # noqa: PLR0917 - they are options
     delta: Annotated[float, Option(help="δ of every client, in (0, 1).")] = 1e-5,
     clients: Annotated[int, Option(help="Number of clients.")] = 10,
     samples: Annotated[int, Option(help="Records of all clients together.")] = 60_000,
-    max_rounds: Annotated[int, Option(help="R_s: rounds of communication at most.")] = 158,
+    max_rounds: Annotated[int, Option(help="R_s: largest number of rounds.")] = 158,
     sample_rate: Annotated[float | None, Option(help="q, if it is fixed. Default: search for it.")] = None,
     noise_multiplier: Annotated[float | None, Option(help="σ, if it is fixed. Default: search for it.")] = None,
     accountant: Annotated[
@@ -38,7 +38,7 @@ def plan(  # noqa: PLR0917 - they are options
         str, Option(help="cnn, compact_cnn, linear or mlp, for 1x28x28 images.", autocompletion=one_of(_MODELS))
     ] = "compact_cnn",
     num_params: Annotated[int | None, Option(help="Number of parameters, for a model of your own.")] = None,
-    smallest_client: Annotated[int | None, Option(help="Records of it. Default: all have as many.")] = None,
+    smallest_client: Annotated[int | None, Option(help="Records of the smallest client. Default: equal sizes.")] = None,
     heterogeneity: Annotated[float, Option(help="Γ: 10 at Dir(0.05), 5 at Dir(0.5), 1 at Dir(1), 0 IID.")] = 5.0,
     curvature: Annotated[float | None, Option(help="μ, if an earlier run measured it.")] = None,
     plot: Annotated[Path | None, Option(help="Draw the plan into this .svg or .png (needs matplotlib).")] = None,

@@ -34,7 +34,7 @@ _STDERR = 2
 def run(  # noqa: PLR0917 - they are options
     inputs: Annotated[
         list[Path] | None,
-        Argument(metavar="[CONFIG]", help="TOML file. Default: the embedded settings. Then more files of --data."),
+        Argument(metavar="[CONFIG]", help="TOML file with settings, if any. Further paths are files of --data."),
     ] = None,
     overrides: Overrides = None,
     schema: Annotated[Path | None, Option(help="Train on tables of this schema; see `alidpfl schema`.")] = None,
@@ -43,7 +43,7 @@ def run(  # noqa: PLR0917 - they are options
     ] = None,
     epsilon: Annotated[float | None, Option(help="ε of every client (privacy.epsilon).")] = None,
     delta: Annotated[float | None, Option(help="δ of every client (privacy.delta).")] = None,
-    rounds: Annotated[int | None, Option(help="Most rounds (federation.max_rounds).")] = None,
+    rounds: Annotated[int | None, Option(help="Largest number of rounds (federation.max_rounds).")] = None,
     out: Annotated[Path | None, Option(help="Folder of the run. Default: a new one under runs/.")] = None,
     resume_dir: Annotated[
         Path | None, Option("--resume", metavar="DIR", help="Resume a stopped or killed run.")
@@ -53,7 +53,7 @@ def run(  # noqa: PLR0917 - they are options
         str | None,
         Option(metavar="auto", help="Choose sampling and noise; see `alidpfl plan`.", autocompletion=one_of(["auto"])),
     ] = None,
-    max_epochs: Annotated[float | None, Option(help="Limit of --plan auto on a client's passes over its data.")] = None,
+    max_epochs: Annotated[float | None, Option(help="With --plan auto: most passes of a client over its data.")] = None,
     tensorboard: Annotated[bool, Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the outcome as one line of JSON.")] = False,
 ) -> None:

@@ -48,7 +48,7 @@ def checked_places(places: Tensor | None, rows: Tensor | None, batch_size: int) 
     found = found.long().contiguous()
     if found.shape != (batch_size,) or bool((found[1:] <= found[:-1]).any()) or bool((found < 0).any()):
         raise ConfigError(
-            "places, or rows without places, must be one number for each record, ascending from 0 or above"
+            "places (or rows, without places) must be one number for each record, in ascending order, none below 0"
         )
     return found
 

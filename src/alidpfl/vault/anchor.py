@@ -70,7 +70,9 @@ def move_anchor(folder: VaultFolder, path: Path) -> Path:
 def _complete(folder: VaultFolder, old: Path, new: Path, left: Head) -> None:
     """Complete a move that was interrupted after the old anchor got its note."""
     if left.moved_to != str(new):
-        raise ConfigError(f"{old} was being moved to {left.moved_to}: complete that first by the same command")
+        raise ConfigError(
+            f"{old} was being moved to {left.moved_to}: first complete this move with `anchor move {left.moved_to}`"
+        )
     with lock_head(new), closing(folder.chain(new)) as chain:  # it has the head that the old anchor had
         _require(chain, new)
 

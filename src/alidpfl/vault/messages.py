@@ -70,7 +70,7 @@ class RoundRequest(_Message):
     sample_rate: float
     """q: probability that a record joins a batch."""
     noise_multiplier: float
-    """σ: the noise's standard deviation over the clip norm."""
+    """σ: the noise's standard deviation, divided by the clip norm."""
     clip_norm: float
     """C: each record's gradient is clipped to this norm."""
     signals: list[Signal] = Field(default_factory=list)
