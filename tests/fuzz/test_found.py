@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import shutil
 import struct
@@ -192,3 +193,13 @@ def test_an_epsilon_that_is_none(run, epsilon):
     (run / "summary.json").write_text(json.dumps(summary | {"epsilon": epsilon}))
     done = alidpfl("show", run)
     assert done.exit_code in (0, 2), done.stderr
+
+
+@pytest.mark.parametrize("name", ["round", "local_steps", "steps"])
+@pytest.mark.parametrize("value", [math.nan, 0.5])
+def test_a_count_that_is_not_whole(run, name, value):
+    first, *rest = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([json.dumps(json.loads(first) | {name: value}) + "\n", *rest]))
+    done = alidpfl("show", run)
+    assert done.exit_code == 2
+    assert "metrics.jsonl line 1" in done.stderr

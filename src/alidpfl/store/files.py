@@ -15,6 +15,7 @@ from alidpfl.errors import ConfigError, DataError
 from alidpfl.types import RoundRecord
 
 _MAX_WHOLE = 1 << 64
+_COUNTS = ("round", "local_steps", "steps")
 _NUMBERS = ("round", "local_steps", "steps", "learning_rate", "clip_norm", "noise_multiplier", "epsilon", "bytes")
 _OPTIONAL_NUMBERS = ("curvature", "heterogeneity", "accuracy", "loss")
 _REMEDIES = {
@@ -183,6 +184,8 @@ def parse_record(line: bytes, number: int, source: Path) -> RoundRecord:
         values = parse_json(line)
         record = RoundRecord.from_json(values)
         _check_numbers(values, _NUMBERS)
+        if not all(isinstance(values[name], int) for name in _COUNTS):  # NaN is a float, and no number of a round
+            raise TypeError
         _check_numbers({k: v for k, v in values.items() if v is not None}, _OPTIONAL_NUMBERS)
         return record
 
