@@ -6,6 +6,7 @@ from typing import get_args
 
 import httpx
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -13,7 +14,9 @@ from alidpfl.vault.folder import status
 from alidpfl.vault.messages import encode
 from alidpfl.vault.policy import ModelSection
 from alidpfl.vault.service import Service
+from tests.tables.parts import table
 from tests.vault.parts import NUM_CLASSES, made_vault, opened, request
+from tests.vault.tables import held_out, table_vault
 
 from .coupling import Neighbour, Watch
 from .hostile import FINITE, HOSTILE, NOT_FINITE
@@ -68,6 +71,63 @@ def test_every_byte_that_leaves_a_vault(tmp_path, caplog, model, release, record
     codes = [code for code, *_ in told[0][0]]
     assert codes.count(200) >= 4  # else equal refusals would prove little
     assert {403, 409} <= set(codes)
+
+
+TABLE = table(40, seed=3)
+
+
+def test_every_byte_that_leaves_a_vault_of_a_table(tmp_path, caplog):
+    """The neighbour is another row in the same place: an outlier in every column, of the other class."""
+    place, changed = _neighbouring_tables()
+    watch, told = None, []
+    for rows in (TABLE, changed):
+        folder = table_vault(tmp_path / str(len(told)), rows, unsafe=["seeded-noise"], seed=3, **ROOMY)
+        with Watch(Neighbour(0, place), follows=watch) as watch, opened(folder) as vault:
+            vault.clock = lambda: 0
+            told.append([_asked(vault), list(vault.ledger.book.reservations.values())])
+        told[-1].append(_status(folder.path))
+    watch.check()
+    assert watch.updates == watch.follows.updates
+    assert told[0] == told[1]
+    assert caplog.text == ""
+    assert [code for code, *_ in told[0][0]].count(200) >= 4
+
+
+@pytest.mark.parametrize("change", ["removed", "changed"])
+def test_a_held_out_row_changes_no_byte_that_leaves(tmp_path, change):
+    is_held_out = held_out(TABLE)
+    place = int(np.flatnonzero(is_held_out)[0])
+    others = [row for number, row in enumerate(TABLE.to_dicts()) if number != place]
+    if change == "changed":  # by another row that is held out
+        candidates = [row for row, is_out in zip(MORE.to_dicts(), held_out(MORE), strict=True) if is_out]
+        others.insert(place, candidates[0])
+    told = []
+    for rows in (TABLE, pl.DataFrame(others, schema=TABLE.schema)):
+        folder = table_vault(tmp_path / str(len(told)), rows, unsafe=["seeded-noise"], seed=3, **ROOMY)
+        with opened(folder) as vault:
+            vault.clock = lambda: 0
+            told.append([_asked(vault), _status(folder.path)])
+    assert told[0] == told[1]
+    assert told[0][0][0][2]["num_records"] == int((~is_held_out).sum())
+
+
+MORE = table(40, seed=4)
+ROOMY = {"budget__epsilon": 6.0}
+
+
+def _neighbouring_tables():
+    """Return a trained row's place among the trained rows, and the table with another trained row in its place."""
+    is_held_out = held_out(TABLE)
+    row = int(np.flatnonzero(~is_held_out)[NEIGHBOUR.place])
+    for age in range(1000, 2000):
+        outlier = {"age": age % 7 * 1e9, "creatinine": float(age), "sex": "unheard of", "smoker": "no", "died": "no"}
+        rows = TABLE.with_columns(pl.col("age").cast(pl.Float64)).to_dicts()
+        outlier["died"] = "no" if rows[row]["died"] == "yes" else "yes"
+        rows[row] = outlier | {"creatinine": None if age % 2 else age / 500}
+        changed = pl.DataFrame(rows)
+        if (held_out(changed) == is_held_out).all():
+            return NEIGHBOUR.place, changed
+    raise AssertionError("no such row")
 
 
 def test_all_models_of_a_vault_are_asked():
@@ -127,7 +187,7 @@ def _body(vault, number: int, changes: dict) -> bytes:
     weights = {
         name: (value * random.normal(size=shape)).astype(np.float32) for name, shape in vault.enrolment.shapes.items()
     }
-    return encode(request(**values), weights)
+    return encode(request(schema_sha256=vault.enrolment.schema_sha256, **values), weights)
 
 
 def _status(path: Path) -> dict:

@@ -16,7 +16,8 @@ from alidpfl.registry import DATASETS
 from alidpfl.types import AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultModel
 
 if TYPE_CHECKING:
-    from alidpfl.vault.enrolment import FileSource, SplitSource
+    from alidpfl.tables import Schema
+    from alidpfl.vault.enrolment import FileSource, SplitSource, TableSource
     from alidpfl.vault.rounds import Vault
 
 vault_app = typer.Typer(
@@ -42,7 +43,7 @@ def init(
     data: Annotated[
         str,
         Option(
-            help="Your .npz file (arrays x, y); for trials strokes, mnist, ...",
+            help="Your .npz file (arrays x, y); a .csv or .parquet file of --schema; for trials strokes, ...",
             autocompletion=one_of(lambda: [name for name in DATASETS if name not in ("npz", "table")]),
         ),
     ],
@@ -51,8 +52,11 @@ def init(
     delta: Annotated[float, Option(help="δ, well below one over the number of records.")],
     sample_rate: Annotated[float, Option(help="Largest q, the probability that a record joins a batch.")],
     min_noise_multiplier: Annotated[float, Option(help="Least σ.")],
-    max_clip_norm: Annotated[float, Option(help="Largest C.")],
     max_steps_per_round: Annotated[int, Option(help="Largest τ.")],
+    schema: Annotated[Path | None, Option(help="Schema of your table; a copy of it is enrolled.")] = None,
+    max_clip_norm: Annotated[
+        float | None, Option(help="Largest C; with --schema, by default the C that a run takes.")
+    ] = None,
     min_clip_norm: Annotated[float, Option(help="Least C.")] = 1e-3,
     max_noise_multiplier: Annotated[
         float | None, Option(help="Largest σ; by default 100, or ten times the least σ if that is more.")
@@ -68,7 +72,10 @@ def init(
     ] = "pld",
     release: Annotated[Release, Option(help="Where noise is added; update only for pe_dpfl, variant output.")] = "step",
     noise: Annotated[NoiseKind, Option(help="grid is exact to the last bit, and slower.")] = "gaussian",
-    model: Annotated[VaultModel, Option(metavar="NAME", help="cnn, compact_cnn, linear or mlp.")] = "compact_cnn",
+    model: Annotated[
+        VaultModel | None,
+        Option(metavar="NAME", help="cnn, compact_cnn (the default), linear (the default of tables) or mlp."),
+    ] = None,
     hidden: Annotated[int, Option(help="Width of mlp's hidden layer.")] = 128,
     num_classes: Annotated[int | None, Option(help="Number of classes in your file: public, so you give it.")] = None,
     keep_answers: Annotated[int, Option(help="Number of answers to keep, for repeated requests.")] = 20,
@@ -88,13 +95,19 @@ def init(
       alidpfl vault init --data patients.npz --num-classes 3 --model linear \
         --dir /var/lib/alidpfl/hospital-a --epsilon 2 --delta 1e-5 \
         --sample-rate 0.04 --min-noise-multiplier 1.1 --max-clip-norm 1 \
-        --max-steps-per-round 10
+        --max-steps-per-round 10 && \
+      alidpfl vault init --schema schema.toml --data hospitals/north.csv \
+        --dir /var/lib/alidpfl/hospital-b --epsilon 2 --delta 1e-5 \
+        --sample-rate 0.04 --min-noise-multiplier 1.1 --max-steps-per-round 10
     """
+    from alidpfl.data.table import ROW_LEVEL
     from alidpfl.vault.accounts import budget_of
     from alidpfl.vault.enrolment import enrol
     from alidpfl.vault.policy import make_policy
 
-    clip_norms = {"min_clip_norm": min_clip_norm, "max_clip_norm": max_clip_norm}
+    table = None if schema is None else _read_table_schema(schema, data)
+    model = model or ("compact_cnn" if table is None else "linear")
+    clip_norms = {"min_clip_norm": min_clip_norm, "max_clip_norm": _largest_clip_norm(max_clip_norm, table, model)}
     values = {
         "noise": noise,
         "budget": {"epsilon": epsilon, "delta": delta},
@@ -111,13 +124,15 @@ def init(
         "service": {"keep_answers": keep_answers},
     }
     split = {"partition": partition, "dirichlet_beta": beta, "seed": split_seed, "validation": validation}
-    source = _source(data, num_classes, {"client": client, "clients": clients, **split})
+    source = _source(data, num_classes, {"client": client, "clients": clients, **split}, table)
     policy = make_policy(values, "vault init", _flag)
     enrolment = enrol(folder.absolute(), source, policy, anchor=anchor)
     if (weakness := budget_of(policy).weakness(enrolment.num_records)) is not None:
         places = f"{folder} and {anchor}" if anchor else str(folder)
         way_back = f"The ledger keeps these terms for ever. Nothing is spent yet: delete {places}, and enrol again"
         typer.echo(f"warning: {weakness}. {way_back}", err=True)
+    if table is not None and table.person is not None:
+        typer.echo(f"warning: {ROW_LEVEL}", err=True)
     serve = f"alidpfl vault serve --dir {folder}" + (f" --anchor {anchor}" if anchor else "")
     typer.echo(
         f"enrolled {enrolment.num_records} records in {folder}; this number is public from now on. Read "
@@ -207,12 +222,40 @@ def _tell_anchor(anchor: Path, folder: Path) -> None:
     )
 
 
-def _source(data: str, num_classes: int | None, split: dict[str, Any]) -> "FileSource | SplitSource":
+def _read_table_schema(schema: Path, data: str) -> "Schema":
+    from alidpfl.tables import read_schema
+    from alidpfl.tables.read import SUFFIXES
+
+    if Path(data).suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"--data {data}: --schema describes a {' or '.join(SUFFIXES)} file; give one")
+    return read_schema(schema)
+
+
+def _largest_clip_norm(given: float | None, table: "Schema | None", model: str) -> float:
+    """Return the largest C. By default, a run's own C for this schema and model is allowed, and no larger one."""
+    from alidpfl.runs.tables import default_clip_norm
+
+    if given is not None:
+        return given
+    if table is None:
+        raise ConfigError("give --max-clip-norm: the largest C that you accept, such as 1")
+    return default_clip_norm(table, model)
+
+
+def _source(
+    data: str, num_classes: int | None, split: dict[str, Any], table: "Schema | None"
+) -> "FileSource | TableSource | SplitSource":
     from pydantic import ValidationError
 
     from alidpfl.config.wording import refused
-    from alidpfl.vault.enrolment import FileSource, SplitSource
+    from alidpfl.vault.enrolment import FileSource, SplitSource, TableSource
 
+    if table is not None:
+        if num_classes is not None:
+            raise ConfigError(f"--num-classes {num_classes}: the schema has the classes; leave it out")
+        return TableSource(path=str(Path(data).absolute()), canonical_schema=table.canonical())
+    if Path(data).suffix.lower() in (".csv", ".parquet"):
+        raise ConfigError(f"--data {data} is a table: give its --schema, such as schema.toml")
     names, is_file = get_args(SplitSource.model_fields["name"].annotation), data.endswith(".npz")
     if is_file and num_classes is None:
         raise ConfigError("give --num-classes: computed from the labels, it would reveal something about them")

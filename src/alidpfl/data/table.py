@@ -20,7 +20,7 @@ from alidpfl.types import OnProgress
 TEST_STEM = "test"
 """A file of this name, without its suffix, is public test data."""
 
-_ROW_LEVEL = (
+ROW_LEVEL = (
     "the schema names a person column, and epsilon is for one row, not for all rows of a person; see "
     "docs/how-to/own-data.md"
 )
@@ -52,8 +52,7 @@ def load_table(
     """
     if schema_file is None:
         raise ConfigError("table needs data.schema_file; draft a schema with: alidpfl schema draft")
-    schema, key = read_schema(schema_file), held_out_key(checks.whole("seed", seed))
-    _check_trainable(schema, str(schema_file))
+    schema, key = trainable_schema(schema_file), held_out_key(checks.whole("seed", seed))
     encoder, paths = Encoder(schema), table_files(files, data_dir)
     encoded: dict[Path, Encoded] = {}
     for number, path in enumerate(paths):
@@ -83,8 +82,38 @@ def load_table(
         natural_clients=tuple(torch.arange(int(a), int(b)) for a, b in pairwise(ends)),
         client_names=tuple(path.stem for path in clients),
         encoder=encoder,
-        warnings=(_ROW_LEVEL,) if schema.person is not None else (),
+        warnings=(ROW_LEVEL,) if schema.person is not None else (),
     )
+
+
+def load_public_table(encoder: Encoder, files: Sequence[str | Path], data_dir: Path | None) -> Dataset:
+    """Load the public rows of a deployment's server, which has no others. Files must be named test.csv or the like.
+
+    Both parts of the data set are the public rows: nothing is trained on here.
+    """
+    paths = table_files(files, data_dir)
+    if private := [path for path in paths if path.stem != TEST_STEM]:
+        raise ConfigError(
+            f"{private[0]}: a server over nodes reads public test rows only, in a file {TEST_STEM}.csv or "
+            f"{TEST_STEM}.parquet; private rows belong into the vaults"
+        )
+    encoded = [encoder.encode(path, needs_target=True) for path in paths]
+    rows = _gathered(encoded, [np.ones(len(part), bool) for part in encoded])
+    return Dataset(
+        name="table",
+        train=rows,
+        test=rows,
+        num_classes=len(encoder.classes),
+        is_synthetic=False,
+        encoder=encoder,
+    )
+
+
+def load_own_table(path: Path, schema: Schema, key: bytes) -> LabelledData:
+    """Load the rows of one owner's file that are not held out, as its vault does. The key is the owner's secret."""
+    _check_trainable(schema, "the schema")
+    rows = Encoder(schema).encode(path, needs_target=True)
+    return _gathered([rows], [~_held_out(path, rows, schema, key, has_public=False)])
 
 
 def table_files(files: Sequence[str | Path], data_dir: Path | None) -> list[Path]:
@@ -105,6 +134,13 @@ def table_files(files: Sequence[str | Path], data_dir: Path | None) -> list[Path
     if twice := [path for path in paths if stems.count(path.stem) > 1]:
         raise DataError(f"{twice[0]} and {twice[1]} have the same name without suffix; clients need different names")
     return paths
+
+
+def trainable_schema(path: str | Path) -> Schema:
+    """Read a schema file, and refuse a target that cannot be trained on."""
+    schema = read_schema(path)
+    _check_trainable(schema, str(path))
+    return schema
 
 
 def _check_trainable(schema: Schema, source: str) -> None:

@@ -35,6 +35,8 @@ class VaultEngine:
     method: str
     options: Mapping[str, Any] | None
     shapes: Shapes
+    schema_sha256: str | None = None
+    """Hash of the run's schema; None if the records are no tables. A vault with another one refuses."""
     ledger: CappedLedger
     """It is capped to what the vaults say is left."""
     evaluator: Simulation | None
@@ -88,7 +90,9 @@ class VaultEngine:
         return updates
 
     def _request(self, plan: ClientPlan) -> RoundRequest:
-        return RoundRequest.of_plan(plan, run=self.run, method=self.method, options=self.options)
+        return RoundRequest.of_plan(
+            plan, run=self.run, method=self.method, options=self.options, schema_sha256=self.schema_sha256
+        )
 
     def _await_quorum(self, plans: Sequence[ClientPlan]) -> set[int]:
         """Return the nodes that are online. Without a quorum nothing is asked: the round would cost and not count."""

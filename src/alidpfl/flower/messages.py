@@ -14,7 +14,8 @@ _RECORD, _CONTENT, _NONCE = "alidpfl", "content", "nonce"
 # Flower's own codes are below 1000. Only append: server and nodes may have different versions.
 _REQUESTS = ("malformed", "too-large", "model", "weights", "policy", "budget", "changed-replay", "round-order")
 _TROUBLE = ("pruned", "lost", "busy", "disk", "ledger", "failed")
-_CODES = {**dict(enumerate(_REQUESTS + _TROUBLE, start=1001)), 1100: "unreachable", 1101: "no-vault"}
+_LATER = ("schema",)
+_CODES = {**dict(enumerate(_REQUESTS + _TROUBLE + _LATER, start=1001)), 1100: "unreachable", 1101: "no-vault"}
 _NUMBERS = {name: number for number, name in _CODES.items()}
 
 

@@ -75,6 +75,7 @@ class VaultInfo(_Told):
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = Field(max_length=10_000)
     terms: _Terms
     limits: _Limits
+    schema_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     unsafe: tuple[str, ...] = Field((), max_length=8)
 
 

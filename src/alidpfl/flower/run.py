@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -15,22 +15,22 @@ from alidpfl.config.schema import Config
 from alidpfl.data import Dataset
 from alidpfl.errors import ConfigError, NodesMissingError
 from alidpfl.federation.loop import Federation
-from alidpfl.federation.tensors import trained
 from alidpfl.flower.config import FlowerOptions, Scalar, from_run_config
 from alidpfl.flower.engine import VaultEngine
-from alidpfl.flower.nodes import Link, Member, Node, NodeId, found_again, gather, most_common_task, numbered
-from alidpfl.inputs.checks import exact
+from alidpfl.flower.fitting import Wanted, shapes_of
+from alidpfl.flower.nodes import Link, Member, Node, NodeId, found_again, gather, numbered
 from alidpfl.methods import Method
 from alidpfl.privacy.client_ledger import CappedLedger
 from alidpfl.reporting.tables import rounded_up
-from alidpfl.runs.data import evaluation_data, load_data
+from alidpfl.runs.data import evaluation_data, server_data, table_encoder
 from alidpfl.runs.execute import Listener, Outcome, execute, resume
-from alidpfl.runs.prepare import Parts, Prepared, build_model, make_parts, make_settings, uncovered_signals
+from alidpfl.runs.prepare import Prepared, make_parts, make_settings, uncovered_signals
+from alidpfl.runs.tables import with_table_defaults
 from alidpfl.simulation.engine import Simulation
 from alidpfl.simulation.runner import SimulationData
 from alidpfl.store import RunDirectory
 from alidpfl.types import RoundRecord
-from alidpfl.vault.messages import RoundRequest, Shapes
+from alidpfl.vault.messages import RoundRequest
 from alidpfl.vault.policy import SEEDED_NOISE
 
 _Tell = Callable[[str], None]
@@ -39,6 +39,7 @@ _Tell = Callable[[str], None]
 def run_over_nodes(link: Link, run_config: Mapping[str, Scalar]) -> Outcome:
     """Start a run, or continue the one in the directory `out`."""
     config, options = from_run_config(run_config)
+    config = with_table_defaults(config)
     out = Path(options.out)
 
     def preparation(settings: Config, directory: RunDirectory, _listener: Listener) -> Prepared:
@@ -70,15 +71,16 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
     """
     parts = make_parts(config)
     refuse_what_nodes_cannot(config, options, parts.method)
-    dataset = load_data(config) if options.evaluate else None
+    encoder = table_encoder(config)
+    dataset = server_data(config) if options.evaluate else None
     kept = directory.members() if RunDirectory.is_run(directory.path) else None  # a killed start may leave a file
     tell = functools.cache(link.tell)  # each line once, although the nodes are checked whenever one comes
-    wanted = _Wanted(config, parts, dataset, tell)
+    wanted = Wanted(config, parts, dataset, encoder, tell)
     known = [Member.from_json(values) for values in kept["clients"]] if kept else []
     nodes = _present(options, link, wanted, known)
     model = wanted.model(task := wanted.task(nodes))
     fitting = wanted.fitting(nodes, task)
-    members = _clients(fitting, known, options, tell)
+    members = _clients(fitting, known, options, tell, wanted.schema_conflict(nodes))
     run = kept["run"] if kept else config.run.name or secrets.token_hex(8)
     ledger = CappedLedger(parts.ledger)
     engine = VaultEngine(
@@ -87,7 +89,8 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         run=run,
         method=config.method.name,
         options=config.method.options if config.method.name == "pe_dpfl" else None,  # the other losses have none
-        shapes=_shapes(model),
+        shapes=shapes_of(model),
+        schema_sha256=wanted.schema_sha256,
         ledger=ledger,
         evaluator=None if dataset is None else _evaluator(config, dataset, model, parts.method),
         least_updates=parts.server_settings.least_updates,
@@ -117,47 +120,14 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         uncovered=uncovered_signals(parts.policy, parts.method),
         weakness=config.budget.weakness(max(member.num_records for member in members)),
         warnings=(),
+        encoder=encoder,
         records="in vaults",
         randomness="seeded" if any(SEEDED_NOISE in node.info.unsafe for node in fitting) else "secure",
         repeats_rounds=True,  # a vault keeps its answers
     )
 
 
-def _shapes(model: nn.Module) -> Shapes:
-    return {name: tuple(values.shape) for name, values in trained(model).items()}
-
-
-class _Wanted:
-    """What a node must fit: the run's model, for the run's own data set or for the inputs that most nodes have."""
-
-    def __init__(self, config: Config, parts: Parts, dataset: Dataset | None, tell: _Tell) -> None:
-        self._config, self._parts, self._dataset, self.tell = config, parts, dataset, tell
-        self.model = functools.cache(lambda task: build_model(config, *task))
-
-    def task(self, nodes: Sequence[Node]) -> tuple[tuple[int, ...], int]:
-        """Return the input shape and the number of classes."""
-        own = self._dataset
-        return (own.input_shape, own.num_outputs) if own else most_common_task(nodes)
-
-    def fitting(self, nodes: Iterable[Node], task: tuple[tuple[int, ...], int]) -> list[Node]:
-        """Return the nodes with vaults that would serve the run. Tell why the others are left out."""
-        shapes = _shapes(self.model(task))
-        problems = [(node, next(_problems(node, self._config, self._parts, shapes), None)) for node in nodes]
-        for node, problem in problems:
-            if problem is not None:
-                self.tell(f"node {node.node} with the vault {node.info.vault!r} is left out: {problem}")
-        return [node for node, problem in problems if problem is None]
-
-    def usable(self, nodes: Sequence[Node]) -> list[Node]:
-        """Return the nodes that would be clients if no other node came."""
-        try:
-            task = self.task(nodes)
-        except NodesMissingError:  # there is no node, or a tie
-            return []
-        return numbered(self.fitting(nodes, task), self.tell)
-
-
-def _present(options: FlowerOptions, link: Link, wanted: _Wanted, known: Sequence[Member]) -> list[Node]:
+def _present(options: FlowerOptions, link: Link, wanted: Wanted, known: Sequence[Member]) -> list[Node]:
     """Return the nodes that introduce themselves in time: as many as wanted, or all clients of a continued run."""
 
     def is_enough(nodes: Mapping[NodeId, Node]) -> bool:
@@ -172,8 +142,21 @@ def _present(options: FlowerOptions, link: Link, wanted: _Wanted, known: Sequenc
     return [*gather(link, is_enough, seconds=options.wait_for_nodes).values()]
 
 
-def _clients(fitting: Sequence[Node], known: Sequence[Member], options: FlowerOptions, tell: _Tell) -> list[Member]:
-    """Return the clients: new ones, or those of the continued run. A client's number and size never change."""
+def _clients(
+    fitting: Sequence[Node], known: Sequence[Member], options: FlowerOptions, tell: _Tell, conflict: str
+) -> list[Member]:
+    """Return the clients: new ones, or those of the continued run. A client's number and size never change.
+
+    Args:
+        fitting: the nodes with vaults that would serve the run.
+        known: the clients of a continued run.
+        options: the settings of a run over nodes.
+        tell: writes a line to the log.
+        conflict: a sentence for the error if schemas differ.
+
+    Raises:
+        NodesMissingError: too few nodes fit.
+    """
     if known:
         again = found_again(known, {node.node: node for node in fitting})
         for client, (before, now) in enumerate(zip(known, again, strict=True)):
@@ -183,8 +166,8 @@ def _clients(fitting: Sequence[Node], known: Sequence[Member], options: FlowerOp
     chosen = numbered(fitting, tell)[: options.nodes]
     if len(chosen) < options.least_nodes:
         raise NodesMissingError(
-            f"{len(chosen)} nodes fit this run, and {options.least_nodes} are wanted; the log says which were left out "
-            "and why. Change the run (`alidpfl flower init --set`) or start more nodes"
+            f"{len(chosen)} nodes fit this run, and {options.least_nodes} are wanted. {conflict}The log says which "
+            "were left out and why. Change the run (`alidpfl flower init --set`) or start more nodes"
         )
     return [
         Member(
@@ -195,34 +178,6 @@ def _clients(fitting: Sequence[Node], known: Sequence[Member], options: FlowerOp
         )
         for node in chosen
     ]
-
-
-def _problems(node: Node, config: Config, parts: Parts, shapes: Shapes) -> Iterator[str]:
-    """Return why a vault would refuse every round. It is called before any charge."""
-    rate, sigma, clip_norm = config.privacy.sample_rate, parts.noise_multiplier, config.method.clip_norm
-    terms, limits = node.info.terms, node.info.limits
-    if dict(node.info.parameters) != shapes:
-        brief = ", ".join(f"{name} {list(shape)}" for name, shape in [*shapes.items()][:2])
-        yield (
-            f"its vault is enrolled for another model than model.name={config.model.name!r}, which has parameters "
-            f"such as {brief}: another name, or other inputs (data.name; --no-evaluation)"
-        )
-    if terms.release != parts.method.release:
-        yield f"its vault puts noise on the {terms.release}, {config.method.name} on the {parts.method.release}"
-    if rate > terms.sample_rate:
-        yield f"its vault allows privacy.sample_rate={exact(terms.sample_rate)}, and this run has {exact(rate)}"
-    if rate * node.info.num_records < 1:  # τ is planned for the smallest client, so it would slow down all
-        size = node.info.num_records
-        yield f"its vault has num_records={size}, less than one per batch at privacy.sample_rate={exact(rate)}"
-    if sigma < terms.min_noise_multiplier:
-        least = terms.min_noise_multiplier
-        yield f"its vault requires privacy.noise_multiplier={exact(least)} or more, and this run has {exact(sigma)}"
-    if sigma > limits.max_noise_multiplier:
-        most = limits.max_noise_multiplier
-        yield f"its vault allows privacy.noise_multiplier={exact(most)} or less, and this run has {exact(sigma)}"
-    if not limits.min_clip_norm <= clip_norm <= limits.max_clip_norm:
-        low, high, own = (exact(norm) for norm in (limits.min_clip_norm, limits.max_clip_norm, clip_norm))
-        yield f"its vault requires method.clip_norm from {low} to {high}, and this run has {own}"
 
 
 def refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Method) -> None:

@@ -8,9 +8,11 @@ from torch import Tensor
 from alidpfl.config.schema import Config
 from alidpfl.data import Dataset, held_out_rows, load
 from alidpfl.data.partition import client_rows, label_counts
+from alidpfl.data.table import load_public_table, trainable_schema
 from alidpfl.errors import ConfigError
 from alidpfl.federation.settings import Part
 from alidpfl.simulation.runner import SimulationData
+from alidpfl.tables.encode import Encoder
 from alidpfl.types import OnProgress
 
 
@@ -32,6 +34,25 @@ def load_data(config: Config, on_progress: OnProgress | None = None) -> Dataset:
         on_progress=on_progress,
         **options,
     )
+
+
+def table_encoder(config: Config) -> Encoder | None:
+    """Return the encoder of the configured schema; None for data that are no tables. No row is read."""
+    if config.data.name != "table":
+        return None
+    if config.data.schema_file is None:
+        raise ConfigError("table needs data.schema_file; draft a schema with: alidpfl schema draft")
+    return Encoder(trainable_schema(config.data.schema_file))
+
+
+def server_data(config: Config) -> Dataset | None:
+    """Return what a deployment's server can evaluate on: a public data set, or public rows of a table, if any."""
+    encoder, data = table_encoder(config), config.data
+    if encoder is None:
+        return load_data(config)
+    if not data.files and data.data_dir is None:
+        return None
+    return load_public_table(encoder, data.files, Path(data.data_dir) if data.data_dir else None)
 
 
 def simulation_data(config: Config, dataset: Dataset) -> SimulationData:

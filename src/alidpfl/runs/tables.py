@@ -26,7 +26,8 @@ def with_table_defaults(config: Config) -> Config:
     changes: dict[str, dict[str, Any]] = {"model": {"name": "linear"}, "method": {"policy": "ratio"}, "run": {}}
     if config.model.name == "linear" or "name" not in config.model.model_fields_set:
         schema = read_schema(config.data.schema_file)
-        changes["method"] |= {"clip_norm": gradient_bound(schema), "learning_rate": _STEP / smoothness_bound(schema)}
+        bound = default_clip_norm(schema, "linear")
+        changes["method"] |= {"clip_norm": bound, "learning_rate": _STEP / smoothness_bound(schema)}
     else:
         changes["method"]["learning_rate"] = 1.0
     if "seed" not in config.run.model_fields_set:  # a seed is set to repeat a run
@@ -44,6 +45,11 @@ def plans_itself(config: Config) -> bool:
     is_free = config.privacy.noise_multiplier is None and config.privacy.max_steps is None
     is_possible = config.release == "step" and config.federation.clients_per_round is None
     return config.data.name == "table" and is_free and is_possible
+
+
+def default_clip_norm(schema: Schema, model: str) -> float:
+    """Return C of a run that sets none. Only the gradients of `linear` have a public bound."""
+    return gradient_bound(schema) if model == "linear" else float(Config().method.clip_norm)
 
 
 def gradient_bound(schema: Schema) -> float:

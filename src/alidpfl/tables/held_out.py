@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from alidpfl.tables.encode import Encoded
 
-_KEY_BYTES, _HASH_BYTES = 32, 8
+KEY_BYTES = 32
+_HASH_BYTES = 8
 
 
 def held_out_key(seed: int) -> bytes:
@@ -22,7 +23,7 @@ def held_out_key(seed: int) -> bytes:
 
     It is no secret: anyone who knows the seed can tell whether a row would be held out.
     """
-    return hashlib.blake2b(f"alidpfl held-out rows, seed {seed}".encode(), digest_size=_KEY_BYTES).digest()
+    return hashlib.blake2b(f"alidpfl held-out rows, seed {seed}".encode(), digest_size=KEY_BYTES).digest()
 
 
 def held_out_rows(encoded: Encoded, share: float, key: bytes) -> NDArray[np.bool_]:

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import time
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +18,8 @@ from alidpfl._version import __version__
 from alidpfl.errors import ConfigError
 from alidpfl.store.access import refuse_if_shared
 from alidpfl.store.files import disk_errors, sync_directory
+from alidpfl.tables.held_out import KEY_BYTES
+from alidpfl.tables.schema import Schema
 from alidpfl.vault.accounts import filter_order, make_account
 from alidpfl.vault.chain import Chain
 from alidpfl.vault.heads import check_anchor, make_state_folder, staged, state_head
@@ -37,6 +40,11 @@ _TAKEN = (
 
 class _Source(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @property
+    def table(self) -> Schema | None:
+        """The schema of the owner's table; None for records that are no table."""
+        return None
 
 
 class FileSource(_Source):
@@ -60,6 +68,38 @@ class FileSource(_Source):
                 f"{self.num_classes - 1}. If they count from 1, subtract 1; otherwise raise --num-classes"
             )
         return records, self.num_classes
+
+
+class TableSource(_Source):
+    """The owner's own CSV or Parquet file. The rows that its key holds out are never trained on.
+
+    Schema and key are stored in the enrolment, which only the owner can read and the ledger pins. So a schema file that
+    changes later changes nothing, and no row moves between the two parts.
+    """
+
+    kind: Literal["table"] = "table"
+    path: str
+    canonical_schema: str
+    """The whole schema, as `Schema.canonical` writes it."""
+    held_out_key: str = Field(
+        default_factory=lambda: secrets.token_hex(KEY_BYTES), pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$", repr=False
+    )
+    """Key of the hash that holds rows out. Anyone who knows it can tell whether a given row would be trained on."""
+
+    @property
+    def table(self) -> Schema:
+        """The schema of the owner's table."""
+        return Schema.from_canonical(self.canonical_schema, "the enrolled schema")
+
+    def load(self) -> tuple["LabelledData", int]:
+        """Return the rows to train on and the number of classes."""
+        from alidpfl.data.table import load_own_table
+        from alidpfl.tables.encode import Encoder
+
+        refuse_if_shared(Path(self.path), any_owner=True)  # the owner cannot change them unnoticed: they are hashed
+        schema = self.table
+        records = load_own_table(Path(self.path), schema, bytes.fromhex(self.held_out_key))
+        return records, len(Encoder(schema).classes)
 
 
 class SplitSource(_Source):
@@ -92,7 +132,7 @@ class SplitSource(_Source):
         return LabelledData(inputs=train.inputs[held], targets=train.targets[held]), dataset.num_classes
 
 
-Source = Annotated[FileSource | SplitSource, Field(discriminator="kind")]
+Source = Annotated[FileSource | TableSource | SplitSource, Field(discriminator="kind")]
 
 
 def content_hash(records: "LabelledData") -> str:
@@ -120,6 +160,11 @@ class Enrolment(BaseModel):
     parameters: list[tuple[str, list[int]]]
     filter_order: int | None
     pinned: dict[str, Any]
+
+    @cached_property
+    def schema_sha256(self) -> str | None:
+        """Hash of the schema by which rows become vectors; None for records that are no table. It is public."""
+        return None if (schema := self.source.table) is None else schema.sha256
 
     @property
     def shapes(self) -> Shapes:

@@ -75,6 +75,8 @@ class RoundRequest(_Message):
     """C: each record's gradient is clipped to this norm."""
     signals: list[Signal] = Field(default_factory=list)
     """Requested signals beside the update."""
+    schema_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    """Hash of the schema that the model's inputs are encoded by; None if the records are no table."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "RoundRequest":
@@ -86,7 +88,13 @@ class RoundRequest(_Message):
 
     @classmethod
     def of_plan(
-        cls, plan: ClientPlan, *, run: str, method: str, options: Mapping[str, Any] | None = None
+        cls,
+        plan: ClientPlan,
+        *,
+        run: str,
+        method: str,
+        options: Mapping[str, Any] | None = None,
+        schema_sha256: str | None = None,
     ) -> "RoundRequest":
         """Return the request for a client's plan. Equal learning rates are sent once, to fit into a message.
 
@@ -95,6 +103,7 @@ class RoundRequest(_Message):
             run: name of the run.
             method: name of the method.
             options: options of the method. Only those of `pe_dpfl` concern a client.
+            schema_sha256: hash of the run's schema, if it trains on tables.
         """
         rates, has_options = list(plan.learning_rates), bool(options) and method == "pe_dpfl"
         return cls.model_validate(
@@ -105,6 +114,7 @@ class RoundRequest(_Message):
                 "steps": plan.steps,
                 "learning_rates": rates if len(set(rates)) > 1 else rates[:1],
                 "signals": sorted(plan.signals),
+                "schema_sha256": schema_sha256,
                 **{name: getattr(plan, name) for name in _PLANNED},
             }
         )

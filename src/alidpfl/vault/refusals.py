@@ -16,6 +16,7 @@ class RefusalCode(StrEnum):
     MALFORMED = "malformed"
     TOO_LARGE = "too-large"
     MODEL = "model"
+    SCHEMA = "schema"
     WEIGHTS = "weights"
     POLICY = "policy"
     BUDGET = "budget"
@@ -62,7 +63,7 @@ class VaultTroubleError(VaultRefusedError):
 
 
 _STATUS_BY_KIND: dict[type[VaultRefusedError], dict[str, int]] = {
-    PlanRefusedError: {"malformed": 400, "too-large": 413, "model": 422, "weights": 422, "policy": 403},
+    PlanRefusedError: {"malformed": 400, "too-large": 413, "model": 422, "schema": 422, "weights": 422, "policy": 403},
     BudgetSpentError: {"budget": 403},
     ReplayRefusedError: {"changed-replay": 409, "round-order": 409, "pruned": 410, "lost": 410},
     VaultBusyError: {"busy": 503},

@@ -78,6 +78,7 @@ class Vault:
 
     def _answer(self, content: bytes, slot: Slot) -> bytes:
         request, weights = messages.decode_request(content)
+        self._check_schema(request)
         messages.check_weights(weights, self.enrolment.shapes)
         digest = messages.request_digest(request, weights)
         if (known := self.ledger.book.find(request.run, request.round)) is not None:
@@ -109,6 +110,15 @@ class Vault:
         self._note_release(number, content)
         self.answers.prune(self.policy.service.keep_answers)
         return content
+
+    def _check_schema(self, request: RoundRequest) -> None:
+        """Refuse a round for rows that are encoded in another way, though they may have the same shape."""
+        if (own := self.enrolment.schema_sha256) != (asked := request.schema_sha256):
+            raise refusal(
+                RefusalCode.SCHEMA,
+                f"the request is for {_named_schema(asked)}, and this vault has {_named_schema(own)}; the owners and "
+                "the server must agree on one schema",
+            )
 
     def _ready(self, request: RoundRequest, steps: int) -> tuple[Job, float | None]:
         """Return the prepared training and the length of its slot. No record is read."""
@@ -169,6 +179,10 @@ class Vault:
         if hashlib.sha256(content).hexdigest() != expected:
             raise refusal(RefusalCode.PRUNED, "the answer to this round was sent, and its copy is damaged")
         return content
+
+
+def _named_schema(sha256: str | None) -> str:
+    return "records that are no table" if sha256 is None else f"tables of schema {sha256}"
 
 
 def _answers_to(content: bytes, digest: str) -> bool:

@@ -49,6 +49,7 @@ def public_info(enrolment: Enrolment, policy: Policy) -> dict[str, Any]:
     return {
         "format": "alidpfl-vault-info-1",
         **enrolment.model_dump(include=_PUBLIC),
+        "schema_sha256": enrolment.schema_sha256,
         **policy.pinned(),
         "limits": {**policy.limits.model_dump(), "max_noise_multiplier": policy.max_noise_multiplier},
         "unsafe": list(policy.unsafe),
