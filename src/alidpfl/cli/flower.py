@@ -1,5 +1,6 @@
 """`alidpfl flower`: prepare and try deployments on Flower."""
 
+import json
 import signal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +29,10 @@ def init(
     *,
     config: Annotated[Path | None, Option(help="TOML file, as for `alidpfl run`.")] = None,
     overrides: Overrides = None,
+    schema: Annotated[Path | None, Option(help="Train on tables of this schema, a file on the server.")] = None,
+    test_rows: Annotated[
+        Path | None, Option("--test", help="Public rows to evaluate on: test.csv or test.parquet on the server.")
+    ] = None,
     out: Annotated[Path | None, Option(help="Run directory on the server; by default runs/NAME.")] = None,
     nodes: Annotated[int | None, Option(help="Nodes to wait for; by default data.clients.")] = None,
     simulation: Annotated[bool, Option("--simulation", help="For Flower's simulator: no vault, seeded noise.")] = False,
@@ -37,20 +42,26 @@ def init(
 
     Example:
       alidpfl flower init my-run --config run.toml --nodes 3 --no-evaluation && \
-      flwr run my-run my-superlink
+      flwr run my-run my-superlink && \
+      alidpfl flower init tables --schema schema.toml --nodes 3
     """
     from alidpfl.flower.config import FlowerOptions, write_app_folder
     from alidpfl.flower.run import refuse_what_nodes_cannot
     from alidpfl.runs import load_config
     from alidpfl.runs.prepare import make_parts, make_settings
+    from alidpfl.runs.tables import with_table_defaults
 
     if nodes is not None:
         checks.whole("--nodes", nodes, low=1)
-    settings, wanted = load_config(config, overrides or []), list(overrides or [])
+    wanted = [*_table_settings(schema, test_rows), *(overrides or [])]
+    settings = load_config(config, wanted)
     if not simulation:
         # Nobody can check how many records a node has. Those that claim 10^12 must not dominate the average.
         unset = {key: cap for key, cap in _CAPS.items() if getattr(settings.federation, key) is None}
         settings = load_config(config, [*wanted, *(f"federation.{key}={cap}" for key, cap in unset.items())])
+    settings = with_table_defaults(settings.with_absolute_paths())
+    if settings.data.name == "table" and nodes is None:
+        raise ConfigError("give --nodes: the server has no rows, so it cannot count their owners")
     options = FlowerOptions(
         out=str((out or Path("runs") / folder.name).absolute()),
         nodes=settings.data.clients if nodes is None else nodes,
@@ -66,6 +77,16 @@ def init(
             typer.echo(f"{told}: {advice}", err=True)
     path = write_app_folder(folder, settings, options)
     typer.echo(f"wrote {path}; the run directory will be {options.out}. Next: flwr run {folder} <superlink> --stream")
+
+
+def _table_settings(schema: Path | None, test_rows: Path | None) -> list[str]:
+    """Return the settings that the options for tables stand for."""
+    if schema is None:
+        if test_rows is not None:
+            raise ConfigError(f"--test {test_rows} has rows of a table: give its --schema too")
+        return []
+    rows = [] if test_rows is None else [f"data.files={json.dumps([str(test_rows)])}"]
+    return ["data.name=table", f"data.schema_file={json.dumps(str(schema))}", *rows]
 
 
 @flower_app.command()

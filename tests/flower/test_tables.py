@@ -1,0 +1,246 @@
+"""Tables over nodes: vaults in this process, a server that has the schema alone."""
+
+import json
+import tomllib
+
+import pytest
+import torch
+
+from alidpfl.config.load import load_config
+from alidpfl.errors import ConfigError, NodesMissingError
+from alidpfl.flower.config import from_run_config
+from alidpfl.flower.engine import VaultEngine
+from alidpfl.flower.nodes import gather
+from alidpfl.flower.run import run_over_nodes
+from alidpfl.runs import execute, load_model
+from alidpfl.runs.tables import gradient_bound, with_table_defaults
+from alidpfl.store import RunDirectory
+from alidpfl.tables import read_schema
+from alidpfl.tables.held_out import held_out_key
+from alidpfl.vault.enrolment import TableSource, enrol
+from alidpfl.vault.folder import VaultFolder, status
+from alidpfl.vault.policy import make_policy
+from alidpfl.vault.service import public_info
+from tests.runs.command import alidpfl
+from tests.tables.parts import TOML, hospitals, table
+from tests.vault.parts import machine, without_lock
+
+from .deployment import Loopback, finished, out_of, start_vault
+from .fakes import NODE_IDS, Clock, FakeLink, run_config
+from .test_flower_command import flat
+
+SIZES = (150, 250, 120)
+SEED = 5
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    """Time passes by sleeping only."""
+    clock = Clock()
+    for function in (VaultEngine.__init__, gather):
+        defaults = dict(function.__kwdefaults__)
+        monkeypatch.setattr(function, "__kwdefaults__", {**defaults, "clock": clock, "sleep": clock.sleep})
+
+
+def settings_of(folder, *more, files=()):
+    """Return a run's settings; on the server without rows, in a simulation with them."""
+    named = [str(path) for path in files]
+    changes = [
+        "data.name=table",
+        f"data.schema_file={json.dumps(str(folder / 'schema.toml'))}",
+        *([f"data.files={json.dumps(named)}"] if named else []),
+        "privacy.accountant=rdp",
+        "privacy.sample_rate=0.1",
+        "privacy.noise_multiplier=3",
+        "federation.max_rounds=3",
+        "run.processes=1",
+        "run.name=compared",
+        f"run.seed={SEED}",
+    ]
+    return with_table_defaults(load_config(overrides=[*changes, *more]))
+
+
+def enrolled(folder, data, settings, schema, **changes):
+    """Enrol a file with the key and the seed of a simulation, and with limits that the schema gives."""
+    values = {
+        "unsafe": ["seeded-noise"],
+        "seed": settings.run.seed,
+        "budget": {"epsilon": 8.0, "delta": settings.privacy.delta},
+        "accounting": {"kind": "planned", "accountant": "rdp"},
+        "terms": {"sample_rate": 0.1, "min_noise_multiplier": 3.0},
+        "model": {"name": "linear"},
+        "limits": {"max_steps_per_round": 100, "max_clip_norm": gradient_bound(schema)},
+        "service": {"seconds_per_round": 0.005, "seconds_per_step": 0.001},
+    }
+    key = held_out_key(settings.run.seed).hex()
+    source = TableSource(path=str(data), canonical_schema=schema.canonical(), held_out_key=key)
+    enrol(folder, source, make_policy({**values, **changes}, "test"))
+    return VaultFolder(path=folder)
+
+
+class VaultNode:
+    """A node in this process with a real vault."""
+
+    def __init__(self, folder: VaultFolder, partition: int) -> None:
+        self.vault, self.partition = without_lock(folder), partition
+
+    def info(self) -> dict:
+        return public_info(self.vault.enrolment, self.vault.policy)
+
+    def train_bytes(self, content: bytes) -> bytes:
+        return self.vault.answer(content)
+
+
+@pytest.fixture
+def link(tmp_path):
+    """Return a function that enrols every file by a schema and returns the link to their nodes."""
+    opened = []
+
+    def make(files, schemas):
+        nodes = {}
+        for number, (path, schema) in enumerate(zip(files, schemas, strict=True)):
+            folder = enrolled(tmp_path / f"vault-{number}", path, settings_of(tmp_path), schema)
+            nodes[NODE_IDS[number]] = VaultNode(folder, number)
+            opened.append(nodes[NODE_IDS[number]].vault)
+        return FakeLink(nodes)
+
+    yield make
+    for vault in opened:
+        vault.ledger.close()
+
+
+def same_model(first, second) -> bool:
+    ours, theirs = (RunDirectory.open(out).read_model()[0] for out in (first, second))
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_the_run_is_the_simulated_one_and_predicts_raw_rows(tmp_path, link):
+    files = hospitals(tmp_path, SIZES)
+    schema = read_schema(tmp_path / "schema.toml")
+    execute(settings_of(tmp_path, files=files), tmp_path / "simulated")
+    out = tmp_path / "out"
+    settings = settings_of(tmp_path)
+    run_over_nodes(link(files, [schema] * 3), run_config(out, settings, simulation=False))
+    assert same_model(out, tmp_path / "simulated")
+    found, expected = (load_model(run).predict(files[0]) for run in (out, tmp_path / "simulated"))
+    assert (found == expected).all()
+    assert RunDirectory.open(out).summary()["accuracy"] is None  # the server has no rows
+    table(5).drop("died").write_csv(tmp_path / "new.csv")
+    done = alidpfl("predict", out, tmp_path / "new.csv", "-o", tmp_path / "scores.csv")
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "scores.csv").read_text().count("\n") == 6
+    for number in range(3):
+        assert status(tmp_path / f"vault-{number}")["rounds_released"] == 3
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_the_server_evaluates_on_public_rows_only(tmp_path, link):
+    files = hospitals(tmp_path, SIZES)
+    schema = read_schema(tmp_path / "schema.toml")
+    table(80, seed=9).write_csv(tmp_path / "test.csv")
+    settings = settings_of(tmp_path, files=[tmp_path / "test.csv"])
+    outcome = run_over_nodes(link(files, [schema] * 3), run_config(tmp_path / "out", settings, simulation=False))
+    assert 0 < outcome.accuracy <= 100
+    assert outcome.covers_everything
+    with pytest.raises(ConfigError, match="public test rows"):
+        run_over_nodes(FakeLink({}), run_config(tmp_path / "no", settings_of(tmp_path, files=files), simulation=False))
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("of_server", [False, True])
+def test_vaults_of_another_schema_are_refused_by_name_and_hash(tmp_path, link, of_server):
+    files = hospitals(tmp_path, SIZES)
+    schema = read_schema(tmp_path / "schema.toml")
+    (tmp_path / "other.toml").write_text(TOML.replace("110", "100"))
+    other = read_schema(tmp_path / "other.toml")
+    nodes = link(files, [schema, other, schema] if not of_server else [other] * 3)
+    with pytest.raises(NodesMissingError) as refused:
+        run_over_nodes(nodes, run_config(tmp_path / "out", settings_of(tmp_path), simulation=False))
+    told = str(refused.value)
+    assert schema.sha256 in told
+    assert other.sha256 in told
+    assert str(NODE_IDS[1]) in told or of_server
+    assert any(str(node) in told for node in NODE_IDS)
+    assert "age" not in told
+    assert not any(question == "train" for question, _ in nodes.asked)
+    assert all(status(tmp_path / f"vault-{number}")["units_spent"] == 0 for number in range(3))
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_run_continues_with_the_defaults_of_its_schema(tmp_path, link):
+    """A run config that names the schema alone gets the same defaults when it is submitted again."""
+    files = hospitals(tmp_path, SIZES)
+    nodes = link(files, [read_schema(tmp_path / "schema.toml")] * 3)
+    given = run_config(tmp_path / "out", settings_of(tmp_path), simulation=False)
+    for key in ("method.clip_norm", "method.learning_rate", "model.name", "method.policy", "run.randomness"):
+        given.pop(key)
+    first = run_over_nodes(nodes, given)
+    assert first.rounds == run_over_nodes(nodes, given).rounds == 3
+    assert RunDirectory.open(tmp_path / "out").config()["model"]["name"] == "linear"
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+def test_init_takes_the_settings_from_the_schema(tmp_path):
+    hospitals(tmp_path)
+    table(20).write_csv(tmp_path / "test.csv")
+    where = [tmp_path / "app", "--schema", tmp_path / "schema.toml", "--test", tmp_path / "test.csv", "--nodes", 3]
+    done = alidpfl("flower", "init", *where)
+    assert done.exit_code == 0, done.stderr
+    app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    config, options = from_run_config(flat(app["config"]))
+    bound = gradient_bound(read_schema(tmp_path / "schema.toml"))
+    assert (config.model.name, config.policy, config.method.clip_norm) == ("linear", "ratio", bound)
+    assert (config.data.files, options.nodes) == ((str(tmp_path / "test.csv"),), 3)
+
+
+@pytest.mark.parametrize(("more", "message"), [(["--test", "test.csv"], "--schema"), (["--schema", "s"], "s")])
+def test_init_refuses_incomplete_tables(tmp_path, more, message):
+    done = alidpfl("flower", "init", tmp_path / "app", *more)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_init_needs_the_number_of_nodes(tmp_path):
+    hospitals(tmp_path)
+    done = alidpfl("flower", "init", tmp_path / "app", "--schema", tmp_path / "schema.toml")
+    assert done.exit_code == 2
+    assert "--nodes" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------- real processes
+
+
+def test_a_deployment_trains_on_tables_what_the_simulation_trains(tmp_path):
+    files = hospitals(tmp_path, SIZES)
+    schema = read_schema(tmp_path / "schema.toml")
+    execute(settings_of(tmp_path, files=files), tmp_path / "simulated")
+    folder = tmp_path / "deployment"
+    folder.mkdir()
+    with Loopback(folder, nodes=3) as loopback:
+        loopback.start_superlink()
+        for number, path in enumerate(files):
+            with machine(folder / "state"):
+                enrolled(loopback.vault_folder(number), path, settings_of(tmp_path), schema)
+            start_vault(loopback, number)
+        loopback.register_nodes()
+        for number in range(3):
+            loopback.start_node(number)
+        app = folder / "app"
+        changes = [
+            "privacy.accountant=rdp",
+            "privacy.sample_rate=0.1",
+            "privacy.noise_multiplier=3",
+            "run.name=compared",
+        ]
+        changes += ["federation.max_rounds=3", "run.processes=1", f"run.seed={SEED}"]
+        changes += ["federation.max_client_weight=1", "federation.max_size_ratio=1e9"]  # as in the simulation
+        where = ["--schema", tmp_path / "schema.toml", "--nodes", "3", "--out", out_of(app)]
+        loopback.alidpfl("flower", "init", app, *where, *(part for one in changes for part in ("--set", one)))
+        loopback.submit(app)
+        finished(loopback, app)
+    assert same_model(out_of(app), tmp_path / "simulated")
+    found, expected = (load_model(run).predict(files[0]) for run in (out_of(app), tmp_path / "simulated"))
+    assert (found == expected).all()
