@@ -104,6 +104,7 @@ class HostileServer:
         values["clip_norm"] = pick((0.0, 1e-9, 0.5, 1.0, 1.000001, 1e30))
         values["learning_rates"] = [pick((1e-9, 0.5, 1e6))]
         values["signals"] = pick(([], ["secants"], ["gradient_norm"], ["raw"]))
+        values["schema_sha256"] = pick((None, None, None, None, None, 64 * "0"))
         return self._encoded(values)
 
     def _weights(self) -> bytes:
