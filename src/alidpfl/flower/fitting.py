@@ -27,6 +27,15 @@ class Wanted:
         encoder: Encoder | None,
         tell: Callable[[str], None],
     ) -> None:
+        """Describe the run.
+
+        Args:
+            config: the run's configuration.
+            parts: what follows from it without data.
+            dataset: the server's public data set, or None.
+            encoder: the encoder of the run's schema; None if the records are no tables.
+            tell: writes a line to the log.
+        """
         self._config, self._parts, self._dataset, self._encoder, self.tell = config, parts, dataset, encoder, tell
         self.schema_sha256 = None if encoder is None else encoder.schema.sha256
         self.model = functools.cache(lambda task: build_model(config, *task))
