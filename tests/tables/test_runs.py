@@ -2,6 +2,7 @@
 
 import json
 import math
+import stat
 
 import numpy as np
 import pandas
@@ -20,6 +21,7 @@ from alidpfl.runs.data import load_data
 from alidpfl.runs.prepare import make_parts
 from alidpfl.runs.tables import gradient_bound, plans_itself, smoothness_bound, with_table_defaults
 from alidpfl.store import RunDirectory
+from alidpfl.tables.held_out import held_out_key
 from tests.runs.command import alidpfl as command
 from tests.tables.parts import TOML, hospitals, schema, table
 
@@ -126,6 +128,31 @@ class TestRun:
             alidpfl.resume(folder / "run")
         (folder / "schema.toml").write_text(TOML)
         assert alidpfl.resume(folder / "run").rounds == 3
+
+    def test_the_key_of_a_secure_run_is_random_and_survives_a_resume(self, folder):
+        """A seed that anybody may know must not tell which rows were held out."""
+        settings, keys = with_table_defaults(config(folder, "run.randomness=secure")), []
+        for name in ("a", "b"):
+            execute(settings, folder / name)
+            directory = RunDirectory.open(folder / name)
+            assert stat.S_IMODE((folder / name / "held-out.key").stat().st_mode) == 0o600
+            keys.append(directory.held_out_key())
+        assert len({*keys, held_out_key(0)}) == 3
+        assert {len(key) for key in keys} == {32}
+        directory.summary_path.unlink()
+        assert alidpfl.resume(folder / "b").rounds == 3  # on the same rows, or it would be refused
+        assert directory.held_out_key() == keys[1]
+        directory.summary_path.unlink()
+        directory.write_held_out_key(keys[0])
+        with pytest.raises(ConfigError, match="clients"):
+            alidpfl.resume(folder / "b")
+        (folder / "b" / "held-out.key").unlink()
+        with pytest.raises(DataError, match=r"held-out\.key"):
+            alidpfl.resume(folder / "b")
+
+    def test_a_seeded_run_has_no_secret_key(self, folder):
+        execute(config(folder), folder / "run")
+        assert RunDirectory.open(folder / "run").held_out_key() is None
 
     def test_a_person_column_warns_that_epsilon_is_for_a_row(self, folder):
         for path in folder.glob("*.csv"):

@@ -33,6 +33,7 @@ def load_table(
     on_progress: OnProgress | None = None,
     schema_file: str | Path | None = None,
     files: Sequence[str | Path] = (),
+    key: bytes | None = None,
 ) -> Dataset:
     """Load natural clients from CSV or Parquet files, one for each, encoded by a schema.
 
@@ -41,10 +42,11 @@ def load_table(
 
     Args:
         data_dir: a folder of files, if `files` is empty.
-        seed: the key of the hash.
+        seed: gives the key of the hash, if `key` is None.
         on_progress: told which file is read.
         schema_file: the schema.
         files: files and folders.
+        key: a secret key of the hash.
 
     Raises:
         ConfigError: a setting is missing, or the target cannot be trained on.
@@ -52,7 +54,7 @@ def load_table(
     """
     if schema_file is None:
         raise ConfigError("table needs data.schema_file; draft a schema with: alidpfl schema draft")
-    schema, key = trainable_schema(schema_file), held_out_key(checks.whole("seed", seed))
+    schema, key = trainable_schema(schema_file), key or held_out_key(checks.whole("seed", seed))
     encoder, paths = Encoder(schema), table_files(files, data_dir)
     encoded: dict[Path, Encoded] = {}
     for number, path in enumerate(paths):

@@ -13,11 +13,17 @@ from alidpfl.errors import ConfigError
 from alidpfl.federation.settings import Part
 from alidpfl.simulation.runner import SimulationData
 from alidpfl.tables.encode import Encoder
+from alidpfl.tables.held_out import new_key
 from alidpfl.types import OnProgress
 
 
-def load_data(config: Config, on_progress: OnProgress | None = None) -> Dataset:
-    """Load the configured data set."""
+def secret_key(config: Config) -> bytes | None:
+    """Return a new secret key for the held-out rows of a table; None if the run is seeded or trains on no table."""
+    return new_key() if config.data.name == "table" and config.run.randomness == "secure" else None
+
+
+def load_data(config: Config, on_progress: OnProgress | None = None, key: bytes | None = None) -> Dataset:
+    """Load the configured data set. A table holds rows out by `key`, by default by a new secret or the seed."""
     data = config.data
     options: dict[str, Any] = dict(data.loader_options)
     if data.name == "synthetic":
@@ -25,7 +31,7 @@ def load_data(config: Config, on_progress: OnProgress | None = None) -> Dataset:
     elif data.name == "npz" and data.num_classes is not None:
         options |= {"num_classes": data.num_classes}
     elif data.name == "table":
-        options |= {"schema_file": data.schema_file, "files": data.files}
+        options |= {"schema_file": data.schema_file, "files": data.files, "key": key or secret_key(config)}
     return load(
         data.name,
         data_dir=Path(data.data_dir) if data.data_dir else None,

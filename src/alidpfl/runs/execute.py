@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from alidpfl.config.load import parse_config
 from alidpfl.config.schema import Config
 from alidpfl.errors import ConfigError, DataError
+from alidpfl.runs.data import secret_key
 from alidpfl.runs.features import Statistics, digest
 from alidpfl.runs.prepare import Prepared, prepare
 from alidpfl.runs.tables import with_table_defaults
@@ -95,10 +96,23 @@ def simulated(config: Config, directory: RunDirectory, listener: Listener, *, wr
     return prepare(
         config,
         statistics=_released_before(config, directory),
+        held_out_key=_key_before(config, directory),
         on_progress=listener.on_loading,
         on_share=listener.on_share,
         wrap=wrap,
     )
+
+
+def _key_before(config: Config, directory: RunDirectory) -> bytes | None:
+    """Return the secret key by which a resumed run holds rows out; None for a new run, and for one without."""
+    if not directory.config_path.exists() or secret_key(config) is None:
+        return None
+    if (found := directory.held_out_key()) is None:
+        raise DataError(
+            f"{directory.path} has lost held-out.key, so nobody knows which rows were held out; put the file back, or "
+            "start a new run and count this one's epsilon as spent"
+        )
+    return found
 
 
 def _released_before(config: Config, directory: RunDirectory) -> Statistics | None:
@@ -166,6 +180,8 @@ def execute(
         directory.write_environment(_environment(config, prepared))
         if prepared.statistics:
             directory.write_statistics(prepared.statistics)
+        if prepared.held_out_key is not None:
+            directory.write_held_out_key(prepared.held_out_key)
         _checkpoint(directory, config, prepared)  # of round 0: a kill in the first round must not look like a lost file
         directory.write_config(config.to_dict())  # last: with it the directory is a run that can be resumed
         return _train(config, prepared, directory, listener, tensorboard)

@@ -20,7 +20,7 @@ from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
 from alidpfl.privacy import GaussianRelease, Ledger, noise_multiplier_for
 from alidpfl.registry import METHODS
-from alidpfl.runs.data import load_data, simulation_data
+from alidpfl.runs.data import load_data, secret_key, simulation_data
 from alidpfl.runs.features import Statistics, featured, map_for, statistics_bytes
 from alidpfl.simulation import Simulation, SimulationData, Wrap
 from alidpfl.tables.encode import Encoder
@@ -76,6 +76,8 @@ class Prepared:
     """Randomness of batches and noise: "seeded" or "secure"."""
     statistics: Statistics = field(default_factory=dict)
     """Statistics that were released before the first round. They are a part of the model."""
+    held_out_key: bytes | None = field(default=None, repr=False)
+    """Secret key of the held-out rows of a table. A resumed run needs it."""
     repeats_rounds: bool
     """True if a lost round can be run again with the same outcome, so that nothing new is released."""
 
@@ -108,6 +110,7 @@ def prepare(
     config: Config,
     *,
     statistics: Statistics | None = None,
+    held_out_key: bytes | None = None,
     on_progress: OnProgress | None = None,
     on_share: OnShare = ignore_progress,
     wrap: Wrap | None = None,
@@ -117,6 +120,7 @@ def prepare(
     Args:
         config: settings of the run.
         statistics: those that a resumed run has already released; a second release is not paid for.
+        held_out_key: the key of a resumed run's held-out rows; by default a secret one is new.
         on_progress: told about slow steps of loading.
         on_share: told the share of a round's training that is done.
         wrap: puts a wrapper around the engine.
@@ -126,7 +130,8 @@ def prepare(
         DataError: data that cannot be read or trained on.
     """
     parts = make_parts(config)
-    dataset = load_data(config, on_progress)
+    held_out_key = held_out_key or secret_key(config)
+    dataset = load_data(config, on_progress, held_out_key)
     data = simulation_data(config, dataset)
     uncovered, clients = _uncovered(config, dataset), _fingerprint(data)
     loss = configured_loss(config, dataset.kind)
@@ -174,6 +179,7 @@ def prepare(
         encoder=dataset.encoder,
         records=config.data.name,
         randomness=config.run.randomness,
+        held_out_key=held_out_key,
         repeats_rounds=is_seeded,
     )
 

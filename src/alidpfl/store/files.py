@@ -65,13 +65,13 @@ def without_links(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace `path` by `content`. At any moment, and after any crash, readers see the old or the new file, whole."""
     # One fixed name: the next write replaces what a kill left behind.
     temporary = path.with_name(f".{path.name}.tmp")
     with disk_errors("write", path):
         try:
-            with open(new_file(temporary, mode=0o666), "wb") as file:
+            with open(new_file(temporary, mode=mode), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 config.toml             the full configuration; a folder is a run once it has this file
 environment.json        versions, platform, seed
 statistics.safetensors  statistics released before the first round, for models that need them
+held-out.key            secret key of the held-out rows of a table; only its owner can read it
 metrics.jsonl           one RoundRecord per line; a rerun or a resumed run writes the same bytes
 timings.jsonl           seconds of each round, in a file of their own because they differ between runs
 checkpoint.safetensors  tensors and state in one file, so that one rename replaces both
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CONFIG = "config.toml"
+_OWNER_ONLY = 0o600
 
 
 class RunDirectory:
@@ -50,6 +52,7 @@ class RunDirectory:
         self._environment_path = self.path / "environment.json"
         self._members_path = self.path / "members.json"
         self._statistics_path = self.path / "statistics.safetensors"
+        self._key_path = self.path / "held-out.key"
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDirectory":
@@ -65,6 +68,7 @@ class RunDirectory:
             raise ConfigError(f"{run.path} holds a run already: {remedy}")
         # What a start can leave if it is killed before it writes config.toml.
         left = {run._lock_path, run._members_path, run._statistics_path, run._environment_path, run.checkpoint_path}
+        left.add(run._key_path)
         others = sorted(path.name for path in present - left if not fnmatch(path.name, ".*.tmp"))
         if others:
             raise ConfigError(f"{run.path} is not empty (it holds {others[0]!r}): choose another --out")
@@ -145,6 +149,18 @@ class RunDirectory:
         """Return the released statistics, or None for a run without any."""
         content = files.read_bytes(self._statistics_path)
         return None if content is None else decode_tensors(content, self._statistics_path)[0]
+
+    def write_held_out_key(self, key: bytes) -> None:
+        """Write the secret key of the held-out rows. Only its owner can read the file."""
+        files.write_atomically(self._key_path, key.hex().encode() + b"\n", mode=_OWNER_ONLY)
+
+    def held_out_key(self) -> bytes | None:
+        """Return the key that `write_held_out_key` wrote, or None for a run without any."""
+        content = files.read_bytes(self._key_path)
+        try:
+            return None if content is None else bytes.fromhex(content.decode("ascii"))
+        except ValueError:
+            raise DataError(f"{self._key_path} is damaged: restore it from a copy") from None
 
     def append_record(self, record: RoundRecord) -> None:
         """Append a line to metrics.jsonl. Keys have the order of the fields: equal records give equal bytes."""

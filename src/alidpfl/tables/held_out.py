@@ -6,6 +6,7 @@ row more could move others between the parts.
 """
 
 import hashlib
+import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,8 +19,13 @@ KEY_BYTES = 32
 _HASH_BYTES = 8
 
 
+def new_key() -> bytes:
+    """Return a new secret key."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
 def held_out_key(seed: int) -> bytes:
-    """Return the key that belongs to a seed, for simulations.
+    """Return the key that belongs to a seed, for simulations with seeded noise.
 
     It is no secret: anyone who knows the seed can tell whether a row would be held out.
     """
@@ -32,7 +38,7 @@ def held_out_rows(encoded: Encoded, share: float, key: bytes) -> NDArray[np.bool
     Args:
         encoded: the rows, with their targets.
         share: in [0, 1).
-        key: a secret of the owner, or `held_out_key` in a simulation.
+        key: a secret of the owner, or `held_out_key` in a seeded simulation.
 
     Returns:
         (n,) True for rows to test on.
