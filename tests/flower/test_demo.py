@@ -4,8 +4,11 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from alidpfl.flower import demo
 from tests.runs.command import alidpfl
+from tests.tables.parts import hospitals, table
 
 
 def test_the_demo_trains_books_what_it_spent_and_leaves_no_process(tmp_path):
@@ -22,6 +25,34 @@ def test_the_demo_trains_books_what_it_spent_and_leaves_no_process(tmp_path):
     assert float(asked[3]) > 30  # of ten classes
     assert json.loads((folder / "run" / "summary.json").read_text())["rounds"] == 1
     assert not _processes_of(folder)
+
+
+def test_the_demo_trains_on_tables(tmp_path):
+    files = hospitals(tmp_path, (150, 250))
+    table(60, seed=9).write_csv(tmp_path / "test.csv")
+    folder = tmp_path / "kept"
+    where = ["--schema", tmp_path / "schema.toml", "--data", tmp_path / "test.csv", *files]
+    done = alidpfl("flower", "demo", *where, "--rounds", 1, "--keep", folder, "--insecure")
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert re.search(r"round 1: .* accuracy [\d.]+ %", done.stdout), done.stdout
+    assert alidpfl("predict", folder / "run", files[0], "-o", tmp_path / "scores.csv").exit_code == 0
+    assert (tmp_path / "scores.csv").read_text().count("\n") == 151
+    assert not _processes_of(folder)
+
+
+@pytest.mark.parametrize("more", [["--schema", "schema.toml"], ["--data", "north.csv"]])
+def test_the_demo_needs_schema_and_tables_together(tmp_path, more):
+    done = alidpfl("flower", "demo", *more, "--keep", tmp_path / "kept")
+    assert done.exit_code == 2
+    assert "--schema and --data" in done.stderr
+
+
+def test_the_demo_has_one_node_for_each_table(tmp_path):
+    files = hospitals(tmp_path)
+    where = ["--schema", tmp_path / "schema.toml", "--data", *files]
+    done = alidpfl("flower", "demo", *where, "--nodes", 3, "--keep", tmp_path / "kept")
+    assert done.exit_code == 2
+    assert "--nodes 3" in done.stderr
 
 
 def test_the_demo_does_not_write_into_a_folder_that_exists(tmp_path):

@@ -4,7 +4,7 @@ import json
 import signal
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,11 +15,15 @@ from alidpfl.cli.options import Overrides
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
 
+if TYPE_CHECKING:
+    from alidpfl.flower.demo import Tables
+
 flower_app = typer.Typer(
     no_args_is_help=True,
     help="Train over nodes with Flower; see docs/how-to/deploy.md.\n\nExample:\n  alidpfl flower demo",
 )
 
+_DEMO_NODES = 3
 _CAPS = {"max_client_weight": 0.5, "max_size_ratio": 3.0}
 
 
@@ -79,6 +83,25 @@ def init(
     typer.echo(f"wrote {path}; the run directory will be {options.out}. Next: flwr run {folder} <superlink> --stream")
 
 
+def _demo_tables(schema: Path | None, files: list[Path], nodes: int | None) -> "Tables | None":
+    """Return the tables of a demonstration; None for generated digits."""
+    if (schema is None) != (not files):
+        raise ConfigError("--schema and --data belong together: give a schema and one file for each node")
+    if schema is None:
+        return None
+    from alidpfl.data.table import TEST_STEM, table_files
+    from alidpfl.flower.demo import Tables
+    from alidpfl.tables import read_schema
+
+    read_schema(schema)  # an error in it must not wait for the first process
+    paths = [path.absolute() for path in table_files(files, None)]
+    clients = tuple(path for path in paths if path.stem != TEST_STEM)
+    if nodes not in (None, len(clients)):
+        raise ConfigError(f"--nodes {nodes}: there are {len(clients)} private files, one for each node; leave it out")
+    public = tuple(path for path in paths if path.stem == TEST_STEM)
+    return Tables(schema=schema.absolute(), clients=clients, public=public)
+
+
 def _table_settings(schema: Path | None, test_rows: Path | None) -> list[str]:
     """Return the settings that the options for tables stand for."""
     if schema is None:
@@ -119,29 +142,39 @@ def certs(
 
 @flower_app.command()
 def demo(
+    files: Annotated[list[Path] | None, Argument(metavar="[FILES]", help="More files of --data.")] = None,
     *,
-    nodes: Annotated[int, Option(min=1, help="Number of nodes, each with a vault.")] = 3,
+    nodes: Annotated[
+        int | None, Option(min=1, help="Number of nodes, each with a vault: by default 3, or one for each table.")
+    ] = None,
+    schema: Annotated[Path | None, Option(help="Train on your own tables of this schema.")] = None,
+    data: Annotated[
+        list[Path] | None, Option(help="CSV or Parquet files, one for each node; test.csv has public rows.")
+    ] = None,
     rounds: Annotated[int, Option(min=1, help="Number of rounds.")] = 4,
     keep: Annotated[Path | None, Option(help="Keep logs, keys and vaults in this new folder.")] = None,
     insecure: Annotated[bool, Option("--insecure", help="Use no TLS and no node keys.")] = False,
 ) -> None:
-    """Run a deployment on this machine: SuperLink, SuperNodes and vaults train on generated digits.
+    """Run a deployment on this machine: SuperLink, SuperNodes and vaults train on generated digits, or on your tables.
 
     All processes are ended afterwards, also after Ctrl-C or a failure.
 
     Example:
-      alidpfl flower demo --nodes 3 --rounds 4
+      alidpfl flower demo --nodes 3 --rounds 4 && \
+      alidpfl flower demo --schema schema.toml --data hospitals/*.csv --keep demo
     """
     from alidpfl.flower.demo import run_demo
     from alidpfl.reporting.tables import rounded_up
 
     if keep is not None and keep.exists():
         raise ConfigError(f"--keep {keep} exists; give a new folder")
+    tables = _demo_tables(schema, [*(data or []), *(files or [])], nodes)
+    count = len(tables.clients) if tables is not None else nodes or _DEMO_NODES
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: no process is left behind
     try:
         with TemporaryDirectory(prefix="alidpfl-demo-") as temporary:
             folder = Path(temporary) if keep is None else keep
-            told = run_demo(folder, nodes=nodes, rounds=rounds, insecure=insecure, say=typer.echo)
+            told = run_demo(folder, nodes=count, rounds=rounds, insecure=insecure, say=typer.echo, tables=tables)
     finally:
         signal.signal(signal.SIGTERM, before)
     table = Table("node", "records", "ε spent", "of", "δ", "rounds", "refused", title="What each vault has spent")

@@ -1,8 +1,9 @@
-"""A demonstration of a deployment: SuperLink, SuperNodes and vaults on this machine train on generated digits."""
+"""A demonstration of a deployment: SuperLink, SuperNodes and vaults on this machine train on digits or on tables."""
 
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,24 @@ _POLL = 0.2
 _OURS = "alidpfl: "
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """The user's own tables, one for each node."""
+
+    schema: Path
+    clients: tuple[Path, ...]
+    public: tuple[Path, ...] = ()
+    """Files of public rows, named test, to evaluate on; at most one."""
+
+
 def run_demo(
-    folder: Path, *, nodes: int, rounds: int, insecure: bool, say: Callable[[str], None]
+    folder: Path,
+    *,
+    nodes: int,
+    rounds: int,
+    insecure: bool,
+    say: Callable[[str], None],
+    tables: Tables | None = None,
 ) -> list[dict[str, Any]]:
     """Train for a few rounds, end all processes, and return what `alidpfl vault status` says of every vault.
 
@@ -29,6 +46,7 @@ def run_demo(
         rounds: number of rounds.
         insecure: use no TLS and no node keys.
         say: shows a line to the user.
+        tables: tables to train on, one for each node; None for generated digits.
 
     Raises:
         ConfigError: Flower is not installed. Nothing is enrolled then.
@@ -44,7 +62,7 @@ def run_demo(
     with Loopback(folder, nodes=nodes, insecure=insecure) as loopback:
         say(f"enrolling {nodes} data sets, each with its own vault, under {folder}")
         for client in range(nodes):
-            _enrol(loopback, client)
+            _enrol(loopback, client, tables)
             loopback.start_vault(client)
         say("starting the SuperLink" + (" WITHOUT encryption" if insecure else ", with TLS and node keys"))
         loopback.start_superlink()
@@ -52,7 +70,7 @@ def run_demo(
             loopback.register_nodes()
         for client in range(nodes):
             loopback.start_node(client)
-        _make_app(loopback, rounds)
+        _make_app(loopback, rounds, tables)
         say(f"training for {rounds} rounds")
         loopback.submit(loopback.folder / "app")
         _follow(loopback, say)
@@ -60,18 +78,22 @@ def run_demo(
         return [json.loads(loopback.alidpfl(*status, loopback.vault_folder(client))) for client in range(nodes)]
 
 
-def _enrol(loopback: "Loopback", client: int) -> None:
+def _enrol(loopback: "Loopback", client: int, tables: Tables | None) -> None:
     budget = ["--epsilon", str(_EPSILON), "--delta", str(_DELTA)]
     terms = ["--sample-rate", str(_SAMPLE_RATE), "--min-noise-multiplier", str(_NOISE_MULTIPLIER)]
-    limits = ["--max-clip-norm", "1", "--max-steps-per-round", "50"]
-    share = ["--client", str(client), "--clients", str(loopback.nodes)]
-    where = ["--data", "strokes", "--dir", str(loopback.vault_folder(client))]
-    loopback.alidpfl("vault", "init", *where, *share, *budget, *terms, *limits)
+    limits = ["--max-steps-per-round", "50"]
+    where = ["--dir", str(loopback.vault_folder(client))]
+    if tables is None:
+        share = ["--client", str(client), "--clients", str(loopback.nodes)]
+        records = ["--data", "strokes", "--max-clip-norm", "1", *share]
+    else:
+        records = ["--schema", str(tables.schema), "--data", str(tables.clients[client])]
+    loopback.alidpfl("vault", "init", *where, *records, *budget, *terms, *limits)
 
 
-def _make_app(loopback: "Loopback", rounds: int) -> None:
+def _make_app(loopback: "Loopback", rounds: int, tables: Tables | None) -> None:
     settings = {
-        "data.clients": loopback.nodes,
+        **({"data.clients": loopback.nodes} if tables is None else {}),
         "privacy.epsilon": _EPSILON,
         "privacy.delta": _DELTA,
         "privacy.sample_rate": _SAMPLE_RATE,
@@ -81,6 +103,9 @@ def _make_app(loopback: "Loopback", rounds: int) -> None:
     }
     changes = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     where: list[str | Path] = [loopback.folder / "app", "--out", loopback.folder / "run"]
+    if tables is not None:
+        where += ["--schema", tables.schema, "--nodes", str(loopback.nodes)]
+        where += [part for path in tables.public for part in ("--test", path)]
     loopback.alidpfl("flower", "init", *where, *changes)
 
 
