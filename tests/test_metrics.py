@@ -176,7 +176,7 @@ def _draw(kind, random, records):
         return random.normal(size=(records, 3)) + targets, targets
     if kind == "number":
         signal = random.normal(size=records)
-        return signal[:, None], 0.05 + 1.1 * signal + 0.3 * random.normal(size=records)
+        return signal[:, None], 0.02 + 1.01 * signal + 0.2 * random.normal(size=records)
     return _draw_class(random, records, 2 if kind == "class" else 3)
 
 
