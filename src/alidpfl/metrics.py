@@ -7,15 +7,16 @@ Their spread gives the standard error, also of a mean over classes, where the cl
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
+from alidpfl.types import TaskKind
+
 Array: TypeAlias = NDArray[np.float64]
 Interval: TypeAlias = tuple[float, float]
-TaskKind: TypeAlias = Literal["class", "number", "labels"]
 
 HEADLINES: Mapping[TaskKind, tuple[str, ...]] = {"class": ("accuracy",), "number": ("r2", "rmse"), "labels": ("auc",)}
 """The metrics that stand for a task."""
@@ -66,7 +67,13 @@ class _Found:
 
 
 def measure(
-    kind: TaskKind, outputs: ArrayLike, targets: ArrayLike, *, loss: str = "cross_entropy", quantile: float = 0.5
+    kind: TaskKind,
+    outputs: ArrayLike,
+    targets: ArrayLike,
+    *,
+    loss: str | None = None,
+    quantile: float = 0.5,
+    unit: float = 1.0,
 ) -> Measures:
     """Return all metrics of a task.
 
@@ -76,6 +83,7 @@ def measure(
         targets: (n,) classes, (n,) numbers, or (n, labels) of 0 and 1.
         loss: name of the loss. "poisson" predicts the logarithm of the mean; "quantile" adds the pinball loss.
         quantile: the level of the "quantile" loss.
+        unit: what a difference of 1 between two numbers is in the unit that errors are shown in.
 
     Returns:
         The metrics. Those that are undefined or not finite are left out.
@@ -85,7 +93,9 @@ def measure(
         return Measures()
     with np.errstate(all="ignore"):  # a diverged model: what is not finite is left out
         if kind == "number":
-            return _collected(_numbers(scores.reshape(-1), truth.astype(np.float64), loss, quantile))
+            predictions = np.exp(scores.reshape(-1)) if loss == "poisson" else scores.reshape(-1)
+            level = quantile if loss == "quantile" else None
+            return _collected(_numbers(unit * predictions, unit * truth.astype(np.float64), level))
         if kind == "labels":
             return _collected(_labels(scores, truth.astype(np.float64)))
         return _measure_classes(scores, truth.astype(np.int64))
@@ -204,8 +214,8 @@ def _labels(scores: Array, truth: Array) -> dict[str, _Found | None]:
     }
 
 
-def _numbers(outputs: Array, truth: Array, loss: str, quantile: float) -> dict[str, _Found | None]:
-    predictions = np.exp(outputs) if loss == "poisson" else outputs
+def _numbers(predictions: Array, truth: Array, level: float | None) -> dict[str, _Found | None]:
+    """Return the metrics of numbers, and the pinball loss at a level."""
     errors, mean, total = truth - predictions, truth.mean(), len(truth)
     squares, around_mean = errors**2, (truth - mean) ** 2
     mse, variance = float(squares.mean()), float(around_mean.mean())
@@ -217,9 +227,9 @@ def _numbers(outputs: Array, truth: Array, loss: str, quantile: float) -> dict[s
         unexplained = mse / variance
         ends = _by_logarithm(unexplained, squares / mse - around_mean / variance) if total > _BINARY else None
         found["r2"] = _Found(1 - unexplained, 0.0, None if ends is None else (1 - ends[1], 1 - ends[0]))
-    if loss == "quantile":
-        constant = truth - np.quantile(truth, quantile, method="inverted_cdf")
-        found["pinball"] = _mean(_pinball(errors, quantile), float(_pinball(constant, quantile).mean()))
+    if level is not None:
+        constant = truth - np.quantile(truth, level, method="inverted_cdf")
+        found["pinball"] = _mean(_pinball(errors, level), float(_pinball(constant, level).mean()))
     return found
 
 
@@ -302,8 +312,8 @@ def _bins(probabilities: Array, bins: int) -> NDArray[np.int64]:
     return np.minimum((probabilities * bins).astype(np.int64), bins - 1)
 
 
-def _pinball(errors: Array, quantile: float) -> Array:
-    return np.maximum(quantile * errors, (quantile - 1) * errors)
+def _pinball(errors: Array, level: float) -> Array:
+    return np.maximum(level * errors, (level - 1) * errors)
 
 
 # -------------------------------------------------------------------------------------------------- the intervals

@@ -196,6 +196,8 @@ class RoundRecord:
     """Accuracy on the test set in percent, if it was evaluated."""
     loss: float | None = None
     """Mean loss on the test set, if it was evaluated."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """All metrics of the task on the test set by name, if it was evaluated."""
 
     @property
     def number(self) -> int:
@@ -210,6 +212,7 @@ class RoundRecord:
     def from_json(cls, values: Mapping[str, Any]) -> "RoundRecord":
         """Rebuild a record from JSON, where keys are strings."""
         restored = {"cut": {}, **values, "dropped": tuple(values["dropped"])}
+        restored["metrics"] = dict(values.get("metrics", {}))
         for name in ("client_epsilon", "rejected", "cut"):
             restored[name] = {int(client): value for client, value in restored[name].items()}
         return cls(**restored)

@@ -414,3 +414,16 @@ def test_records_are_plain_json(tmp_path):
     execute(config(federation__dropout_rate=0.5), tmp_path / "run")
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_the_summary_has_metrics_baselines_and_intervals_of_the_last_round(tmp_path):
+    outcome = execute(config(), tmp_path / "run")
+    directory = RunDirectory.open(tmp_path / "run")
+    summary, last = directory.summary(), directory.records()[-1]
+    assert summary["metrics"] == last.metrics
+    assert {"accuracy", "auc", "log_loss", "brier", "macro_f1", "calibration"} == set(summary["metrics"])
+    assert summary["baselines"].keys() == summary["metrics"].keys()
+    low, high = summary["intervals"]["accuracy"]
+    assert low < summary["accuracy"] == summary["metrics"]["accuracy"] < high
+    assert sum(part["count"] for part in summary["calibration"]) > 0
+    assert resume(tmp_path / "run") == outcome

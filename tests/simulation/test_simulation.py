@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from alidpfl.dpsgd import make_loss
 from alidpfl.errors import ConfigError
 from alidpfl.federation.tensors import flatten, steady_arithmetic, trained
+from alidpfl.metrics import measure
 from alidpfl.simulation.engine import default_processes
 
 from .parts import METHODS, MODELS, cnn, federation, linear, made_data, open_files, plan, simulation, zeros
@@ -114,6 +116,51 @@ def test_evaluation_is_the_direct_computation_whatever_the_processes(model):
     assert found[0] == found[1]
     assert found[0].accuracy == pytest.approx(100 * float((outputs.argmax(1) == targets).double().mean()))
     assert found[0].loss == pytest.approx(float(F.cross_entropy(outputs, targets)), rel=1e-5)
+    expected = measure("class", outputs.numpy(), targets.numpy())
+    assert found[0].measures.values == pytest.approx(expected.values, rel=1e-5)
+    assert found[0].measures.values["accuracy"] == found[0].accuracy
+    assert set(found[0].measures.values) == {"accuracy", "auc", "log_loss", "brier", "macro_f1", "calibration"}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("squared", {"rmse", "mae", "r2"}),
+        ("poisson", {"rmse", "mae", "r2"}),
+        ("quantile", {"rmse", "mae", "r2", "pinball"}),
+    ],
+)
+def test_numbers_are_measured_in_their_own_unit(name, names, processes):
+    data = made_data(test=1500)
+    inputs, classes = data.evaluation["test"]
+    numbers = data.targets.float()
+    data = dataclasses.replace(data, targets=numbers, evaluation={"test": (inputs, classes.float())}, unit=10.0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 1))
+    with simulation(processes, data=data, model=model, loss=make_loss(name, level=0.8)) as engine:
+        found = engine.evaluate(flatten(trained(model)), "test")
+    with torch.no_grad():
+        outputs = model(inputs)[:, 0].double()
+    errors = 10 * (classes - (outputs.exp() if name == "poisson" else outputs))
+    assert found.accuracy is None
+    assert set(found.measures.values) == names
+    assert found.measures.values["rmse"] == pytest.approx(float(errors.square().mean().sqrt()), rel=1e-5)
+    if name == "quantile":
+        pinball = torch.maximum(0.8 * errors, -0.2 * errors).mean()
+        assert found.measures.values["pinball"] == pytest.approx(float(pinball), rel=1e-5)
+
+
+def test_labels_have_an_auc_and_no_accuracy():
+    data = made_data(test=1500)
+    inputs, classes = data.evaluation["test"]
+    flags = F.one_hot(classes, 3).float()
+    data = dataclasses.replace(data, targets=F.one_hot(data.targets, 3).float(), evaluation={"test": (inputs, flags)})
+    model = linear()
+    with simulation(1, data=data, model=model, loss=make_loss("binary")) as engine:
+        found = engine.evaluate(flatten(trained(model)), "test")
+    assert found.accuracy is None
+    assert set(found.measures.values) == {"auc", "log_loss", "brier", "macro_f1"}
+    assert found.measures.values["log_loss"] == pytest.approx(found.loss, rel=1e-5)
 
 
 def test_evaluation_is_of_the_weights_given_and_in_eval_mode():
@@ -170,7 +217,7 @@ def test_no_denormal_is_ever_computed_with():
     assert product() > 0
     for processes in (1, 2):
         with simulation(processes) as found:
-            found._runner.evaluate = lambda *_: (product(), 0.0)
+            found._runner.evaluate = lambda *_: (product(), 0.0, np.zeros((1, 3), np.float32))
             assert found.evaluate(zeros(), "test").accuracy == 0
 
 

@@ -28,6 +28,13 @@ _MIN_CLASSES = 2
 _BYTE_TOLERANCE = 0.01  # far above the rounding of float32
 
 
+def kind_of(targets: Tensor) -> TaskKind:
+    """Return the kind of targets, by their type and shape."""
+    if not targets.is_floating_point():
+        return "class"
+    return "number" if targets.ndim == 1 else "labels"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelledData:
     """Records with their targets: `inputs` (n, ...) float32, and `targets` of one of three kinds.
@@ -71,10 +78,8 @@ class LabelledData:
 
     @property
     def kind(self) -> TaskKind:
-        """The kind of the targets, by their type and shape."""
-        if self.targets.dtype == torch.int64:
-            return "class"
-        return "number" if self.targets.ndim == 1 else "labels"
+        """The kind of the targets."""
+        return kind_of(self.targets)
 
     @classmethod
     def from_images(cls, images: NDArray[np.uint8], labels: NDArray[np.int64], pixel_range: PixelRange) -> Self:

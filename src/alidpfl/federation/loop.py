@@ -81,6 +81,8 @@ class Federation:
         self.server = ServerState(params=initial)
         self.progress = Progress(bytes=bytes_before)
         self.stop_reason: StopReason | None = None
+        self.last_evaluation: Evaluation | None = None
+        """The evaluation of the current weights on the test part, if the last round made one."""
         self._defence = Defence(self._server_settings, len(self._sizes), len(initial))
         self._curvature = CurvatureTracker()
         self._observed = Observed(method_state=method.start())
@@ -153,7 +155,7 @@ class Federation:
         return model
 
     def evaluate(self, part: Part = "test") -> Evaluation | None:
-        """Return accuracy and loss of the current weights, or None if that part of the data was not given."""
+        """Return loss and metrics of the current weights, or None if that part of the data was not given."""
         return self._engine.evaluate(self.params, part)
 
     def named_params(self) -> Mapping[str, Tensor]:
@@ -272,10 +274,13 @@ class Federation:
         )
 
     def _evaluated(self, record: RoundRecord) -> RoundRecord:
+        self.last_evaluation = None
         if self.stop_reason is None and self.progress.round % self.settings.evaluate_every:
             return record
-        found = self._engine.evaluate(self.params, "test")
-        return record if found is None else replace(record, accuracy=found.accuracy, loss=found.loss)
+        found = self.last_evaluation = self._engine.evaluate(self.params, "test")
+        if found is None:
+            return record
+        return replace(record, accuracy=found.accuracy, loss=found.loss, metrics=dict(found.measures.values))
 
     # ---------------------------------------------------------------------------------------------- checkpoints
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
+from alidpfl.metrics import Measures
 from alidpfl.types import UNACCOUNTED_SIGNALS, ClientId, ClientPlan, ClientUpdate, Release
 
 _LARGEST_RATE = 1e6
@@ -75,9 +76,11 @@ class FederationSettings:
 class Evaluation:
     """How good a model is on data that is not private."""
 
-    accuracy: float
-    """In percent."""
+    accuracy: float | None
+    """In percent; None where the targets are not classes."""
     loss: float
+    measures: Measures = field(default_factory=Measures)
+    """All metrics of the task, with trivial values and intervals."""
 
 
 class Engine(Protocol):
@@ -87,7 +90,7 @@ class Engine(Protocol):
         """Have these clients train from `params`; return the updates that came, in the plans' order."""
 
     def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
-        """Return accuracy and loss of these weights, or None if there is no such data."""
+        """Return loss and metrics of these weights, or None if there is no such data."""
 
     def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
         """Return about how long training these plans takes; 0 where only the first round can tell."""

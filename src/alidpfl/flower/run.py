@@ -22,7 +22,7 @@ from alidpfl.flower.nodes import Link, Member, Node, NodeId, found_again, gather
 from alidpfl.methods import Method
 from alidpfl.privacy.client_ledger import CappedLedger
 from alidpfl.reporting.tables import rounded_up
-from alidpfl.runs.data import evaluation_data, server_data, table_encoder
+from alidpfl.runs.data import evaluation_data, server_data, table_encoder, target_unit
 from alidpfl.runs.execute import Listener, Outcome, execute, resume
 from alidpfl.runs.prepare import Prepared, make_parts, make_settings, uncovered_signals
 from alidpfl.runs.tables import with_table_defaults
@@ -223,6 +223,7 @@ def _evaluator(config: Config, dataset: Dataset, model: nn.Module, method: Metho
         targets=dataset.train.targets[:0],
         clients=[],
         evaluation=evaluation_data(config, dataset),
+        unit=target_unit(dataset),
     )
     return Simulation(model=model, method=method, data=data, seed=0, processes=config.run.processes or 1)
 

@@ -14,6 +14,7 @@ from alidpfl.federation.settings import Part
 from alidpfl.simulation.runner import SimulationData
 from alidpfl.tables.encode import Encoder
 from alidpfl.tables.held_out import new_key
+from alidpfl.tables.schema import NumberTarget
 from alidpfl.types import OnProgress
 
 
@@ -77,7 +78,15 @@ def simulation_data(config: Config, dataset: Dataset) -> SimulationData:
         among=private,
     )
     evaluation = evaluation_data(config, dataset)
-    return SimulationData(inputs=train.inputs, targets=train.targets, clients=clients, evaluation=evaluation)
+    return SimulationData(
+        inputs=train.inputs, targets=train.targets, clients=clients, evaluation=evaluation, unit=target_unit(dataset)
+    )
+
+
+def target_unit(dataset: Dataset) -> float:
+    """Return what a difference of 1 between two targets is in the unit of the table; 1 for other data."""
+    target = None if dataset.encoder is None else dataset.encoder.schema.target
+    return (target.high - target.low) / 2 if isinstance(target, NumberTarget) else 1.0
 
 
 def evaluation_data(config: Config, dataset: Dataset) -> dict[Part, tuple[Tensor, Tensor]]:

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from alidpfl.config.load import parse_config
 from alidpfl.config.schema import Config
 from alidpfl.errors import ConfigError, DataError
+from alidpfl.metrics import CalibrationBin, Measures
 from alidpfl.runs.data import secret_key
 from alidpfl.runs.features import Statistics, digest
 from alidpfl.runs.prepare import Prepared, prepare
@@ -33,7 +34,7 @@ class Outcome:
     """How a run ended."""
 
     accuracy: float | None
-    """In percent, on the data that the configuration evaluates on."""
+    """In percent, on the data that the configuration evaluates on; None for numbers and labels."""
     loss: float | None
     epsilon: float
     """Largest ε of any client."""
@@ -53,6 +54,14 @@ class Outcome:
     """What the ε of this run does not cover."""
     weakness: str | None = None
     """Why (ε, δ) hides little, if it does."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """All metrics of the task on that data, by name."""
+    baselines: dict[str, float] = field(default_factory=dict)
+    """The same metrics of a model that ignores the inputs."""
+    intervals: dict[str, list[float]] = field(default_factory=dict)
+    """95 % intervals of the metrics."""
+    calibration: list[CalibrationBin] = field(default_factory=list)
+    """Predicted and observed shares of a class task."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], source: Path) -> "Outcome":
@@ -244,7 +253,7 @@ def _train(
     listener.on_start(prepared, done)
     events = TensorBoardWriter(directory.path / "tensorboard", first_round=done) if tensorboard else nullcontext()
     with federation, events as writer, _ctrl_c_ends_the_round(listener) as interrupted:
-        record, started = None, time.monotonic()
+        started = time.monotonic()
         for record in federation:
             seconds, total = time.monotonic() - started, federation.progress.seconds
             directory.append_record(record)
@@ -256,7 +265,7 @@ def _train(
             if interrupted.is_set():
                 break
             started = time.monotonic()
-        outcome = _outcome(config, prepared, directory, record)
+        outcome = _outcome(config, prepared, directory)
     if outcome.stop_reason != StopReason.INTERRUPTED:
         released = {f"features.{name}": tensor for name, tensor in prepared.statistics.items()}
         directory.write_model({**federation.named_params(), **released}, _metadata(config, outcome, prepared))
@@ -321,10 +330,10 @@ def _check_resumable(
         raise ConfigError(f"{directory.path} cannot go on with other settings or data: {told}; put them back")
 
 
-def _outcome(config: Config, prepared: Prepared, directory: RunDirectory, last: RoundRecord | None) -> Outcome:
+def _outcome(config: Config, prepared: Prepared, directory: RunDirectory) -> Outcome:
     federation, epsilons = prepared.federation, prepared.federation.epsilons
-    is_evaluated = last is not None and last.accuracy is not None
-    found = last if is_evaluated else federation.evaluate("test")
+    found = federation.last_evaluation or federation.evaluate("test")
+    measures = found.measures if found else Measures()
     return Outcome(
         accuracy=found.accuracy if found else None,
         loss=found.loss if found else None,
@@ -342,6 +351,10 @@ def _outcome(config: Config, prepared: Prepared, directory: RunDirectory, last: 
         randomness=prepared.randomness,
         uncovered=list(prepared.uncovered),
         weakness=prepared.weakness,
+        metrics=dict(measures.values),
+        baselines=dict(measures.baseline),
+        intervals={name: list(ends) for name, ends in measures.intervals.items()},
+        calibration=list(measures.calibration),
     )
 
 

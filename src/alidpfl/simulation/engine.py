@@ -9,16 +9,22 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from alidpfl.data.dataset import kind_of
 from alidpfl.dpsgd import cross_entropy
 from alidpfl.errors import ConfigError
 from alidpfl.federation.client import check_grid
 from alidpfl.federation.settings import Engine, Evaluation, Part
 from alidpfl.federation.tensors import num_params, steady_arithmetic, trained
 from alidpfl.methods import Loss, Method
+from alidpfl.metrics import Measures, measure
+from alidpfl.registry import LOSSES
 from alidpfl.simulation.checks import check_device, check_enrolment
 from alidpfl.simulation.runner import Runner, SimulationData
 from alidpfl.simulation.workers import SharedWeights, WorkerPool
@@ -83,7 +89,7 @@ class Simulation:
                 model=model, method=method, data=data, seed=seed, run=run, device=device, noise=noise, loss=loss
             )
             check_enrolment(self._runner.model, data)
-        self._data, self._on_share = data, on_share
+        self._data, self._on_share, self._loss = data, on_share, loss
         self._pool: WorkerPool | None = None
 
     def __enter__(self) -> "Simulation":
@@ -124,18 +130,31 @@ class Simulation:
         return tell
 
     def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
-        """Return accuracy and mean loss on the part; None if there is no such data."""
+        """Return mean loss and metrics on the part; None if there is no such data."""
         if part not in self._data.evaluation:
             return None
-        total = len(self._data.evaluation[part][1])
+        targets = self._data.evaluation[part][1]
+        total = len(targets)
         slices = [slice(start, start + _EVALUATION_ROWS) for start in range(0, total, _EVALUATION_ROWS)]
         if self._processes == 1:
             with steady_arithmetic():
                 pieces = [self._runner.evaluate(params, part, rows) for rows in slices]
         else:
             pieces = self._ready_pool(1, params).run((part, rows) for rows in slices)
-        correct, loss = (sum(piece[i] for piece in pieces) for i in (0, 1))
-        return Evaluation(accuracy=100.0 * correct / total, loss=loss / total)
+        correct, loss = sum(piece[0] for piece in pieces), sum(piece[1] for piece in pieces)
+        accuracy = 100.0 * correct / total if kind_of(targets) == "class" else None
+        measures = self._measures(np.concatenate([piece[2] for piece in pieces]), targets)
+        return Evaluation(accuracy=accuracy, loss=loss / total, measures=measures)
+
+    @steady_arithmetic()  # the same bits after the last round as within it
+    def _measures(self, outputs: NDArray[np.float32], targets: Tensor) -> Measures:
+        loss = self._loss
+        function, options = (loss.func, loss.keywords) if isinstance(loss, partial) else (loss, {})
+        name = next((name for name in ("poisson", "quantile") if function is LOSSES[name]), None)
+        level = options.get("level", 0.5)
+        return measure(
+            kind_of(targets), outputs, targets.cpu().numpy(), loss=name, quantile=level, unit=self._data.unit
+        )
 
     def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
         """Return about how long the plans take: the largest is tried, on as many made-up records."""

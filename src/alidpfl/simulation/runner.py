@@ -4,16 +4,23 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from alidpfl.data.dataset import kind_of
 from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.federation.client import ClientData, LocalTrainer, training_stream
 from alidpfl.federation.settings import Part
 from alidpfl.federation.tensors import load, trained
 from alidpfl.methods import Loss, Method
 from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind
+
+Piece: TypeAlias = tuple[int, float, NDArray[np.float32]]
+"""Correct answers (0 if targets are not classes), summed loss, and outputs over some rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +33,8 @@ class SimulationData:
     """Rows of each client."""
     evaluation: Mapping[Part, tuple[Tensor, Tensor]]
     """Inputs and targets to evaluate on, which are not private."""
+    unit: float = 1.0
+    """What a difference of 1 between two number targets is in the data's own unit."""
 
     @property
     def sizes(self) -> list[int]:
@@ -75,10 +84,11 @@ class Runner:
         return time.monotonic() - started
 
     @torch.no_grad()
-    def evaluate(self, params: Tensor, part: Part, rows: slice) -> tuple[int, float]:
-        """Return correct answers and summed loss over some rows of the part."""
+    def evaluate(self, params: Tensor, part: Part, rows: slice) -> Piece:
+        """Evaluate on some rows of the part."""
         inputs, targets = (t[rows].to(self._device) for t in self._data.evaluation[part])
         load(params, self._parameters)
         outputs = self.model(inputs)
         losses = self._loss(outputs, targets)
-        return int((outputs.argmax(1) == targets).sum()), float(losses.double().sum())
+        correct = int((outputs.argmax(1) == targets).sum()) if kind_of(targets) == "class" else 0
+        return correct, float(losses.double().sum()), outputs.float().cpu().numpy()

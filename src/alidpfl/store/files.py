@@ -187,6 +187,7 @@ def parse_record(line: bytes, number: int, source: Path) -> RoundRecord:
         if not all(isinstance(values[name], int) for name in _COUNTS):  # NaN is a float, and no number of a round
             raise TypeError
         _check_numbers({k: v for k, v in values.items() if v is not None}, _OPTIONAL_NUMBERS)
+        _check_numbers(record.metrics, record.metrics)
         return record
 
 
