@@ -7,7 +7,7 @@ from rich.console import Console
 from alidpfl.reporting import RunSnapshot, tables
 from alidpfl.reporting.report_page import caveats
 from alidpfl.reporting.snapshot import NOT_COVERED
-from alidpfl.reporting.tables import comparison, summary_table
+from alidpfl.reporting.tables import comparison, metric_cells, summary_table
 from alidpfl.store import RunDirectory
 from alidpfl.types import StopReason
 from tests.reporting.runs import CONFIG, SUMMARY, make_run
@@ -246,3 +246,12 @@ def test_over_vaults_the_settings_of_data_and_seed_are_nobodys(tmp_path):
 def test_an_empty_summary_does_not_take_the_caveat_away(tmp_path):
     path = make_run(tmp_path / "run", config={**CONFIG, "run": {"seed": 3, "randomness": "seeded"}}, summary={})
     assert any("seed" in caveat for caveat in caveats(RunSnapshot.load(path)))
+
+
+def test_a_metric_has_its_interval_and_trivial_value_and_edited_files_do_no_harm(tmp_path):
+    made = {"metrics": {"auc": 0.8125, "brier": "x"}, "baselines": {"auc": 0.5}, "intervals": {"auc": [0.75, 0.875]}}
+    snapshot = RunSnapshot(name="a", path=tmp_path, config={}, summary=made)
+    assert metric_cells(snapshot) == {"metric auc": "0.8125 (0.75 to 0.875), trivial 0.5"}
+    for damaged in (None, 3, [], {"auc": [0.1]}):
+        broken = RunSnapshot(name="a", path=tmp_path, config={}, summary={**made, "intervals": damaged})
+        assert metric_cells(broken) == {"metric auc": "0.8125, trivial 0.5"}

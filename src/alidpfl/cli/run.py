@@ -145,8 +145,16 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
     if outcome.weakness is not None:
         typer.echo(f"warning: {outcome.weakness}", err=True)
     made = " (synthetic data)" if outcome.is_synthetic else ""
-    accuracy = "not evaluated" if outcome.accuracy is None else f"accuracy {outcome.accuracy:.2f} %{made}"
-    typer.echo(f"{accuracy} at {_claim(outcome)}; kept in {outcome.out}")
+    result = "not evaluated" if outcome.loss is None else f"{_result(outcome)}{made}"
+    typer.echo(f"{result} at {_claim(outcome)}; kept in {outcome.out}")
+
+
+def _result(outcome: "Outcome") -> str:
+    """Return the metrics that stand for the task, or the loss if there is none."""
+    if outcome.accuracy is not None:
+        return f"accuracy {outcome.accuracy:.2f} %"
+    names = [name for name in ("r2", "rmse", "auc") if name in outcome.metrics]
+    return ", ".join(f"{name} {outcome.metrics[name]:.4g}" for name in names) or f"loss {outcome.loss:.4g}"
 
 
 def _claim(outcome: "Outcome") -> str:

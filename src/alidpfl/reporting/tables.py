@@ -24,6 +24,8 @@ def summary_table(snapshot: RunSnapshot) -> Table:
     facts = snapshot.facts()
     for heading, cell in (_SETTINGS | RESULTS).items():
         table.add_row(Text(heading), cell(facts))
+    for name, text in metric_cells(snapshot).items():
+        table.add_row(Text(name), Text(text))
     if snapshot.missed_rounds:
         missed = f"in {snapshot.missed_rounds} rounds too few clients answered: charged, and the model did not change"
         table.add_row(Text("WARNING", style=_WARNING), Text(missed))
@@ -32,6 +34,31 @@ def summary_table(snapshot: RunSnapshot) -> Table:
         for reason in snapshot.uncovered:
             table.add_row(Text("not covered", style=_WARNING), Text(reason))
     return table
+
+
+def metric_cells(snapshot: RunSnapshot) -> dict[str, str]:
+    """Return each metric of a finished run with its 95 % interval and its trivial value. The files are not trusted."""
+    summary = snapshot.summary or {}
+    values, baselines, intervals = (_table_of(summary, key) for key in ("metrics", "baselines", "intervals"))
+    found = {}
+    for name, value in values.items():
+        if not _is_number(value):
+            continue
+        ends, trivial = intervals.get(name), baselines.get(name)
+        within = ""
+        if isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends)):  # noqa: PLR2004
+            within = f" ({ends[0]:.4g} to {ends[1]:.4g})"
+        found[f"metric {name}"] = f"{value:.4g}{within}" + (f", trivial {trivial:.4g}" if _is_number(trivial) else "")
+    return found
+
+
+def _table_of(summary: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = summary.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def comparison(snapshots: Sequence[RunSnapshot], width: int) -> list[Table | Text]:
