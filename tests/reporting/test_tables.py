@@ -255,3 +255,14 @@ def test_a_metric_has_its_interval_and_trivial_value_and_edited_files_do_no_harm
     for damaged in (None, 3, [], {"auc": [0.1]}):
         broken = RunSnapshot(name="a", path=tmp_path, config={}, summary={**made, "intervals": damaged})
         assert metric_cells(broken) == {"metric auc": "0.8125, trivial 0.5"}
+
+
+def test_a_comparison_has_the_metrics_of_runs_that_have_them(tmp_path):
+    runs = [
+        RunSnapshot(name="a", path=tmp_path, config={}, summary={"metrics": {"auc": 0.75}}),
+        RunSnapshot(name="b", path=tmp_path, config={}, summary={}),
+    ]
+    (table, *_) = comparison(runs, 100)
+    cells = [[str(cell) for cell in column.cells] for column in table.columns]
+    place = cells[0].index("metric auc")
+    assert [column[place] for column in cells[1:]] == ["0.75", "-"]

@@ -72,6 +72,9 @@ def comparison(snapshots: Sequence[RunSnapshot], width: int) -> list[Table | Tex
     facts = [snapshot.facts() for snapshot in snapshots]
     rows = {key: [Text(shown(value)) for value in values] for key, values in settings.items()}
     rows |= {heading: [cell(f) for f in facts] for heading, cell in RESULTS.items()}
+    metrics = [metric_cells(snapshot) for snapshot in snapshots]
+    names_seen = dict.fromkeys(name for found_here in metrics for name in found_here)
+    rows |= {name: [Text(found_here.get(name, UNKNOWN)) for found_here in metrics] for name in names_seen}
     if not all(snapshot.covers_everything for snapshot in snapshots):
         no = Text("NO (!)", style=_WARNING)
         rows["ε covers all"] = [Text("yes") if snapshot.covers_everything else no for snapshot in snapshots]
