@@ -155,13 +155,14 @@ def demo(
     keep: Annotated[Path | None, Option(help="Keep logs, keys and vaults in this new folder.")] = None,
     insecure: Annotated[bool, Option("--insecure", help="Use no TLS and no node keys.")] = False,
 ) -> None:
-    """Run a deployment on this machine: SuperLink, SuperNodes and vaults train on generated digits, or on your tables.
+    r"""Run a deployment on this machine: SuperLink, SuperNodes and vaults train on generated digits, or on your tables.
 
     All processes are ended afterwards, also after Ctrl-C or a failure.
 
     Example:
       alidpfl flower demo --nodes 3 --rounds 4 && \
-      alidpfl flower demo --schema schema.toml --data hospitals/*.csv --keep demo
+      alidpfl flower demo --schema schema.toml --data hospitals/*.csv \
+        --keep demo
     """
     from alidpfl.flower.demo import run_demo
     from alidpfl.reporting.tables import rounded_up
