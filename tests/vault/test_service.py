@@ -3,6 +3,7 @@
 import asyncio
 import grp
 import os
+import re
 import resource
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -254,6 +256,7 @@ def test_a_served_vault_keeps_to_itself(tmp_path):
     try:
         with connected(folder.path / SOCKET, process) as client:
             assert resource.prlimit(process.pid, resource.RLIMIT_CORE) == (0, 0)
+            assert re.search(r"^Umask:\s+0077$", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
             with pytest.raises(VaultRefusedError):
                 client.train_bytes(b"")
             assert stat.S_IMODE((folder.path / REFUSALS).stat().st_mode) == 0o600
