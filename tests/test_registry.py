@@ -283,6 +283,7 @@ def test_a_part_that_ships_cannot_be_replaced_by_another_package(monkeypatch):
 
 
 def test_losses_are_chosen_by_name():
-    assert load_config(overrides=["model.loss=cross_entropy"]).model.loss == "cross_entropy"
+    for name in ("cross_entropy", "squared"):
+        assert load_config(overrides=[f"model.loss={name}"]).model.loss == name
     with pytest.raises(ConfigError, match=r"model\.loss"):
-        load_config(overrides=["model.loss=squared"])
+        load_config(overrides=["model.loss=cubed"])
