@@ -13,7 +13,8 @@ SET_UP_FLOWER := $(VENV)/.set-up-flower
 .NOTPARALLEL:  # two set-ups at once would install into one environment
 
 .PHONY: help run demo-flower test lint types contracts unit test-slow nightly fuzz soak audit-dependencies mutants bench \
-	bench-round bench-accounting bench-grid bench-features bench-softmax bench-flower bench-timing docs site format clean
+	bench-round bench-accounting bench-grid bench-features bench-tables bench-softmax bench-flower bench-timing \
+	bench-clinical docs site format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -36,9 +37,10 @@ types: $(SET_UP) ## mypy --strict on src
 contracts: $(SET_UP) ## import-linter: imports point down only
 	$(BIN)/lint-imports
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
+# Module by module, as tests/conftest.py orders them: the longest first, so that no process is left alone at the end.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 
-unit: $(SET_UP) ## pytest without the slow tests, in two processes
+unit: $(SET_UP) ## pytest without the slow tests, in three processes: some tests only wait
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 test-slow: $(SET_UP) ## The tests that take minutes
@@ -86,11 +88,17 @@ bench-accounting: $(SET_UP) ## Measure only the accountants
 bench-features: $(SET_UP) ## Measure only the fixed image features
 	$(BIN)/python -m benchmarks.features
 
+bench-tables: $(SET_UP) ## Measure how fast tables are read, and in how much memory
+	$(BIN)/python -m benchmarks.tables --only speed
+
 bench-softmax: $(SET_UP) ## Measure only a DP step of softmax regression
 	$(BIN)/python -m benchmarks.softmax
 
 bench-flower: $(SET_UP) ## Measure what a round of a deployment costs beside the training
 	$(BIN)/python -m benchmarks.flower
+
+bench-clinical: $(SET_UP) ## Compare private training on two real tables with pooled training without noise
+	$(BIN)/python -m benchmarks.clinical
 
 bench-timing: $(SET_UP) ## Attack vaults by their answering times
 	$(BIN)/python -m benchmarks.timing

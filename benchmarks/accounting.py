@@ -1,7 +1,8 @@
-"""Measure how long it takes to compute R_c: `python -m benchmarks.accounting` (or `make bench-accounting`).
+"""Measure how long accounting takes: `python -m benchmarks.accounting` (or `make bench-accounting`).
 
-Cold is the first call in a fresh process, after imports. Warm is the same call again. The benchmark prints each bar and
-whether it is met, writes benchmarks/results/accounting.json, and always exits with status 0.
+The first part is the time to compute R_c. Cold is the first call in a fresh process, after imports. Warm is the same
+call again. The second part, alone with `--tiny`, is the processor time of ε at ordinary and at tiny δ. The benchmark
+prints each bar and whether it is met, writes benchmarks/results/accounting.json, and always exits with status 0.
 """
 
 import argparse
@@ -25,6 +26,9 @@ from reproduction import paper
 REPETITIONS = 3
 COLD_BARS_S = {"pld": 1.5, "rdp": 0.05, "rdp-paper": 0.05}
 WARM_BAR_S = 0.005
+TINY_SETTINGS = ((0.015, 1.1, 314), (0.25, 6.4, 158), (0.001, 0.8, 10_000), (1e-4, 50.0, 90_000), (0.001, 20.0, 1_000))
+DELTAS = (1e-5, 1e-9, 1e-12, 1e-15)
+TINY_BAR = 2.0  # times the time at δ = 1e-5
 RESULTS = Path(__file__).parent / "results" / "accounting.json"
 
 _CHILD = """
@@ -41,13 +45,19 @@ for _ in range(2):
 print(json.dumps({"steps": steps, "cold_s": seconds[0], "warm_s": seconds[1]}))
 """
 
+_TINY_CHILD = """
+import json, sys, time
+from alidpfl.privacy import SampledGaussian, epsilon
+rate, noise, steps, delta = map(float, sys.argv[1:])
+start = time.process_time()
+epsilon([SampledGaussian(sample_rate=rate, noise_multiplier=noise, steps=int(steps))], delta)
+print(json.dumps(time.process_time() - start))
+"""
+
 
 def measure(accountant: str, epsilon: float) -> dict[str, Any]:
     """Return the best and the median time of one setting over fresh processes."""
-    runs = []
-    for _ in range(REPETITIONS):
-        command = [sys.executable, "-c", _CHILD, accountant, str(epsilon)]
-        runs.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    runs = [_in_fresh_process(_CHILD, accountant, epsilon) for _ in range(REPETITIONS)]
     cold, warm = [run["cold_s"] for run in runs], [run["warm_s"] for run in runs]
     return {
         "accountant": accountant,
@@ -61,6 +71,17 @@ def measure(accountant: str, epsilon: float) -> dict[str, Any]:
         "warm_bar_s": WARM_BAR_S,
         "passed": min(cold) <= COLD_BARS_S[accountant] and min(warm) <= WARM_BAR_S,
     }
+
+
+def measure_tiny(sample_rate: float, noise_multiplier: float, steps: int) -> list[float]:
+    """Return the milliseconds of ε at each of `DELTAS`, cold, the best of some processes."""
+    setting = (sample_rate, noise_multiplier, steps)
+    return [1e3 * min(_in_fresh_process(_TINY_CHILD, *setting, delta) for _ in range(REPETITIONS)) for delta in DELTAS]
+
+
+def _in_fresh_process(program: str, *arguments: object) -> Any:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def show(results: list[dict[str, Any]], console: Console) -> None:
@@ -87,11 +108,27 @@ def write_docs(results: list[dict[str, Any]]) -> None:
     write_section("accounting", markdown(headings, lines))
 
 
+def write_tiny_docs() -> None:
+    """Measure ε at tiny δ, and rewrite the second table of docs/reference/benchmarks.md."""
+    lines = []
+    for setting in TINY_SETTINGS:
+        milliseconds = measure_tiny(*setting)
+        ratio = max(milliseconds[1:]) / milliseconds[0]
+        met = "yes" if ratio <= TINY_BAR else "**no**"
+        lines.append((*(f"{x:g}" for x in setting), *(f"{x:.0f}" for x in milliseconds), f"{ratio:.2f}", met))
+    headings = ("q", "σ", "steps", *(f"δ = {delta:g}, ms" for delta in DELTAS), "largest ratio", f"<= {TINY_BAR:g}")
+    write_section("tiny-delta", markdown(headings, lines))
+
+
 def main() -> None:
-    """Measure every budget of the paper with each accountant."""
+    """Measure every budget of the paper with each accountant, and ε at tiny δ."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.parse_args()
+    options.add_argument("--tiny", action="store_true", help="measure ε at tiny δ only")
+    only_tiny = options.parse_args().tiny
     console = Console(width=None if sys.stdout.isatty() else 120)
+    write_tiny_docs()
+    if only_tiny:
+        return
     settings = [(accountant, epsilon) for accountant in ACCOUNTANTS for epsilon in paper.ITERATIONS]
     progress = track(settings, description="accounting", console=Console(stderr=True))
     results = [measure(accountant, epsilon) for accountant, epsilon in progress]

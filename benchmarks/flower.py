@@ -151,11 +151,11 @@ def main() -> None:
         (name, f"{medians[name]:.1f}", f"{min(seconds):.1f} to {max(seconds):.1f}", str(len(seconds)))
         for name, seconds in times.items()
     ]
-    lines.append(("in process: the loop over the training", f"{100 * share:.1f} %", "", str(len(shares))))
+    lines.append(("in process: the loop, as a share of the training", f"{100 * share:.1f} %", "", str(len(shares))))
     headings = ("what", "median seconds a round", "range", "rounds")
     bars = [
         ("seconds a round, deployment of 3 nodes", medians[OURS], "<=", SECONDS_BAR, medians[OURS] <= SECONDS_BAR),
-        ("over an app that imports torch", ratio, "<=", TORCH_BAR, ratio <= TORCH_BAR),
+        ("divided by an app that imports torch", ratio, "<=", TORCH_BAR, ratio <= TORCH_BAR),
         ("in process, share of the training", share, "<=", SHARE_BAR, share <= SHARE_BAR),
     ]
     table = Table(*headings)

@@ -5,7 +5,23 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs" / "reference" / "benchmarks.md"
 
-_COMMANDS = {"flower": "make bench-flower", "timing": "make bench-timing"}  # the other sections: `make bench`
+_COMMANDS = {
+    "against": "python -m benchmarks.against FOLDER",
+    "flower": "make bench-flower",
+    "timing": "make bench-timing",
+    "tables": "make bench-tables",
+    "clinical": "make bench-clinical",
+    "first-look": "python -m benchmarks.first_look",
+    "tiny-delta": "python -m benchmarks.accounting --tiny",
+}  # the other sections: `make bench`
+
+
+def memory_status(field: str) -> int:
+    """Return the memory of this process in bytes: "VmRSS" now, or "VmHWM" at its peak."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
 
 
 def markdown(headings: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:

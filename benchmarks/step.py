@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.report import DOCS, listed, write_results
+from benchmarks.report import DOCS, listed, memory_status, write_results
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "step.json"
@@ -56,13 +56,6 @@ def _time(model_name: str, turns: int) -> dict[str, list[float]]:
     return times
 
 
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
-
-
 def _peak_bytes(model_name: str, contender: str) -> int:
     """Return the peak resident memory during full steps, above model and batch."""
     from benchmarks.contenders import build
@@ -75,12 +68,12 @@ def _peak_bytes(model_name: str, contender: str) -> int:
     arguments = fresh(model_name)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    before = _status("VmRSS")
+    before = memory_status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     step = build(contender, *arguments)
     for _ in range(3):
         step()
-    return _status("VmHWM") - before
+    return memory_status("VmHWM") - before
 
 
 def _work(arguments: argparse.Namespace) -> None:

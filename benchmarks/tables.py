@@ -1,17 +1,22 @@
 """Measure tables: how fast files are read, and which clip norm and step size suit. `python -m benchmarks.tables`.
 
-Speed: a CSV and a Parquet file of a million rows and 12 columns, read and encoded on one core. CPU seconds count, since
-other programs may keep the core busy. Defaults: two made-up tables over four clients at ε = 2, the mean over seeds of
-the loss and of the area under the ROC curve on held-out rows, against softmax regression on all rows without noise.
+Speed: a CSV and a Parquet file of a million rows and 12 columns, each in a process of its own on one core. CPU seconds
+count, since other programs may keep the core busy. Memory is the peak of the process above what it has after imports.
+The figures go to benchmarks/results/tables.json and docs/reference/benchmarks.md.
+
+Defaults: two made-up tables over four clients at ε = 2, the mean over seeds of the loss and of the area under the ROC
+curve on held-out rows, against softmax regression on all rows without noise.
 """
 
 import argparse
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +30,11 @@ from alidpfl.data import Dataset, load
 from alidpfl.runs import execute, load_model
 from alidpfl.runs.auto_plan import planned
 from alidpfl.runs.tables import gradient_bound, smoothness_bound, with_table_defaults
-from alidpfl.tables import parse_schema
+from alidpfl.tables import parse_schema, read_schema
 from alidpfl.tables.encode import Encoder
-from alidpfl.tables.held_out import held_out_key, held_out_rows
+from benchmarks.report import markdown, memory_status, write_section
 
+_RESULTS = Path(__file__).parent / "results" / "tables.json"
 _CLIENTS = (1500, 2500, 1000, 1800)
 _TARGET = {"column": "died", "kind": "class", "values": ["no", "yes"]}
 _NUMBER = {"kind": "number", "low": 0, "high": 100}
@@ -55,21 +61,57 @@ def write_many(path: Path, rows: int) -> None:
     frame.write_parquet(path.with_suffix(".parquet"))
 
 
-def measure_reading(path: Path) -> None:
-    """Print CPU seconds and seconds of reading, and of choosing the rows to hold out."""
-    encoder = Encoder(parse_schema({"target": _TARGET, "columns": _COLUMNS}))
-    for file in (path, path.with_suffix(".parquet")):
-        cpu, clock = time.process_time(), time.perf_counter()
-        rows = encoder.encode(file, needs_target=True)
-        _print(f"read and encode {file.suffix}", len(rows), cpu, clock)
-    cpu, clock = time.process_time(), time.perf_counter()
-    held_out_rows(rows, 0.1, held_out_key(0))
-    _print("choose rows to hold out", len(rows), cpu, clock)
+def measure_reading(path: Path, *, is_whole: bool) -> dict[str, Any]:
+    """Return the cost of reading and encoding a file; if `is_whole`, also of choosing rows and of the tensors of a run.
+
+    Args:
+        path: the file; its schema is beside it.
+        is_whole: whether to load the rows as a run does.
+    """
+    schema = path.with_name("schema.toml")
+    encoder = Encoder(read_schema(schema))
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark, which importing torch left high
+    before, cpu, clock = memory_status("VmRSS"), time.process_time(), time.perf_counter()
+    if is_whole:
+        dataset = load("table", schema_file=schema, files=[path])
+        rows, width = len(dataset.train) + len(dataset.test), dataset.train.inputs.shape[1]
+    else:
+        inputs = encoder.encode(path, needs_target=True).inputs
+        rows, width = inputs.shape
+    return {
+        "format": path.suffix.removeprefix("."),
+        "what": "load for a run" if is_whole else "read and encode",
+        "rows": rows,
+        "cpu_seconds": time.process_time() - cpu,
+        "seconds": time.perf_counter() - clock,
+        "peak_bytes": memory_status("VmHWM") - before,
+        "vector_bytes": 4 * rows * width,
+    }
 
 
-def _print(what: str, rows: int, cpu: float, clock: float) -> None:
-    spent, passed = time.process_time() - cpu, time.perf_counter() - clock
-    print(f"{what:<28}{rows:>10,} rows {spent:6.2f} CPU seconds {passed:6.2f} seconds", flush=True)
+def measure_speed(rows: int) -> None:
+    """Measure both formats, print the figures, and write them into the docs."""
+    found, one_core = [], {**os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as name:
+        write_many(path := Path(name) / "many.csv", rows)
+        columns = "\n".join(f"{column} = {_inline(kind)}" for column, kind in _COLUMNS.items())
+        path.with_name("schema.toml").write_text(f"target = {_inline(_TARGET)}\n[columns]\n{columns}\n")
+        for file in (path, path.with_suffix(".parquet")):
+            for whole in ((), ("--whole",)):
+                command = [sys.executable, "-m", "benchmarks.tables", "--file", file, *whole]
+                done = subprocess.run(command, env=one_core, check=True, capture_output=True, text=True)
+                found.append(json.loads(done.stdout))
+                print(found[-1], flush=True)
+    machine = {"machine": platform.machine(), "python": platform.python_version(), "polars": pl.__version__}
+    document = {"measured": datetime.now(UTC).isoformat(timespec="seconds"), **machine, "results": found}
+    _RESULTS.write_text(json.dumps(document, indent=2) + "\n")
+    lines = [
+        (f"{one['what']}, {one['format']}", f"{one['rows']:,}", f"{one['cpu_seconds']:.1f}",
+         *(f"{one[key] / 1e6:.0f}" for key in ("peak_bytes", "vector_bytes")))
+        for one in found
+    ]  # fmt: skip
+    headings = ("what", "rows", "processor seconds", "peak memory, MB", "vectors, MB")
+    write_section("tables", markdown(headings, lines))
 
 
 def write_patients(folder: Path) -> dict[str, Any]:
@@ -121,7 +163,8 @@ def compare_defaults(seeds: int) -> None:
             tables = "\n".join(f"{key} = {_inline(column)}" for key, column in columns.items())
             (folder / "schema.toml").write_text(f"held_out = 0.2\ntarget = {_inline(_TARGET)}\n[columns]\n{tables}\n")
             own = [f"data.schema_file={folder / 'schema.toml'}", f"data.data_dir={folder}", "data.name=table"]
-            base, _ = planned(with_table_defaults(load_config(overrides=[*own, "run.seed=0", "run.processes=1"])))
+            config = with_table_defaults(load_config(overrides=[*own, "run.seed=0", "run.processes=1"]))
+            base, _ = planned(config, held_out_key=None)
             pooled = np.mean([_pooled(_dataset(folder, seed)) for seed in range(seeds)], axis=0)
             print(f"{write.__name__}: pooled, without noise: loss {pooled[0]:.3f}, AUC {pooled[1]:.3f}", flush=True)
             for clip in (1.0, gradient_bound(schema)):
@@ -181,15 +224,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", choices=("speed", "defaults"))
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.file is not None:
-        measure_reading(options.file)
+        print(json.dumps(measure_reading(options.file, is_whole=options.whole)))
         return
     if options.only != "defaults":
-        with tempfile.TemporaryDirectory() as name:
-            write_many(path := Path(name) / "many.csv", options.rows)
-            one_core = {**os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
-            subprocess.run([sys.executable, "-m", "benchmarks.tables", "--file", path], env=one_core, check=True)
+        measure_speed(options.rows)
     if options.only != "speed":
         compare_defaults(options.seeds)
 

@@ -16,7 +16,7 @@ from alidpfl.flower.config import FlowerOptions
 from alidpfl.methods import METHODS, method_options
 from alidpfl.policies import POLICIES
 from alidpfl.tables.schema import KINDS, Schema
-from alidpfl.vault.policy import PINNED, Policy
+from alidpfl.vault.policy import PINNED, Policy, section_of
 
 _HEAD = """# Settings
 
@@ -46,18 +46,18 @@ _SCHEMA = """## The schema of tables
 hash that owners compare covers every key and the order of the columns.
 """
 
-_PACE_LIMIT = "τ is at most this times ⌈steps left / rounds left⌉; 1 or more. Default: no limit."
+_PACE_LIMIT = "τ is at most this multiple of ⌈steps left / rounds left⌉; 1 or more. Default: no limit."
 
 _MEANINGS = {
-    "adap_dpfl.clip_factor": "α: a client's next C is this times the mean norm of its noised gradients.",
-    "adap_dpfl.noise_decay": "β: σ is multiplied by it when the public loss fell three times in a row; in (0, 1].",
+    "adap_dpfl.clip_factor": "α: a client's next C is α times the mean norm of its noised gradients.",
+    "adap_dpfl.noise_decay": "β: σ is multiplied by β when the public loss has fallen three times in a row; in (0, 1].",
     "adap_dpfl.smallest_clip_norm": "The smallest C.",
     "adap_dpfl.largest_clip_norm": "The largest C.",
     "pe_dpfl.regularisation": "λ: weight of the loss under a perturbed classifier.",
     "pe_dpfl.perturbation": "s: standard deviation of the perturbation.",
     "pe_dpfl.draws": "Perturbations for each step; 1 or more.",
     "pe_dpfl.variant": "`dpsgd`: noise on every step. `output`: plain SGD, and noise on a round's whole update.",
-    "ali.pace_limit": "τ is at most this times ⌈steps left / rounds left⌉; 1 or more.",
+    "ali.pace_limit": "τ is at most this multiple of ⌈steps left / rounds left⌉; 1 or more.",
     "corrected.bound": '"B" holds for η ≤ 1/(2L), "A" for η ≤ 1/(2μ). For a larger η, τ is the even pace.',
     "corrected.strong_convexity": "μ, at most L. Default: L/100.",
     "corrected.initial_distance": "‖w₀ − w*‖. Default: C/μ.",
@@ -94,8 +94,7 @@ def _vault_policy() -> list[str]:
     """Return the table of the owner's file, which no run can change."""
     lines = [_VAULT, _head("key", "type", "default", "may change", "meaning")]
     for name, field in Policy.model_fields.items():
-        section: Any = field.annotation
-        settings = getattr(section, "model_fields", None)
+        settings = getattr(section_of(field), "model_fields", None)
         rows = {name: field} if settings is None else {f"{name}.{key}": part for key, part in settings.items()}
         changes = "no" if name in PINNED else "yes"
         lines += [_line(key, setting, changes) for key, setting in rows.items()]

@@ -17,7 +17,7 @@ from alidpfl.store.files import parse_json, read_bytes
 from reproduction.grid import NAMES, SEARCH, Cell, Grid, cells, load_grid
 from reproduction.results import STORE, Result, known_in, lines_of
 from reproduction.splits import splits_of
-from reproduction.tables import Entry, Table, rows_by_dataset, shown, table_so_far
+from reproduction.tables import Entry, Table, rows_by_dataset, seeds_of, shown, table_so_far
 
 FIXED = "fedavg_dp:tau="
 """How the names of the rows with a fixed τ begin."""
@@ -157,7 +157,7 @@ def _best(path: Path) -> Iterator[ResultTable]:
         ours, paper = statistics.mean(run["accuracy"] for run in runs), runs[0]["paper"]
         epsilon = f"{runs[0]['epsilon_allowed']:g}"
         rows.append(
-            [*reversed(place), epsilon, f"{ours:.2f} (n = {len(runs)})", f"{paper:.2f}", f"{ours - paper:+.2f}"]
+            [*reversed(place), epsilon, f"{ours:.2f} ({seeds_of(len(runs))})", f"{paper:.2f}", f"{ours - paper:+.2f}"]
         )
     if rows:
         head = ["data", "R_s / R_c", "table", "ε", "ours, best recipe", "paper's ALI-DPFL", "difference"]

@@ -214,15 +214,20 @@ def rows_by_dataset(table: Table) -> dict[str, list[tuple[tuple[str, str], list[
     return found
 
 
+def seeds_of(count: int) -> str:
+    """Return `1 seed`, `2 seeds` and so on."""
+    return f"{count} seed{'s' if count != 1 else ''}"
+
+
 def shown(entry: Entry | None) -> str:
-    """Return the text of an entry, such as `92.84 ± 0.31 (n = 3), paper 97.58, -4.74`."""
+    """Return the text of an entry, such as `92.84 ± 0.31 (3 seeds), paper 97.58, -4.74`."""
     if entry is None or (entry.mean is None and entry.paper is None):
         return "-"
     ours = "not run" if entry.mean is None else f"{entry.mean:.2f}"
     if entry.spread is not None:
         ours += f" ± {entry.spread:.2f}"
     if entry.mean is not None:
-        ours += f" (n = {len(entry.accuracies)})"
+        ours += f" ({seeds_of(len(entry.accuracies))})"
     if entry.paper is None:
         return ours
     change = "" if entry.difference is None else f", {entry.difference:+.2f}"

@@ -15,12 +15,34 @@ with warnings.catch_warnings():
 hypothesis.settings.register_profile("same", derandomize="ALIDPFL_FUZZ" not in os.environ, deadline=None)
 hypothesis.settings.load_profile("same")
 
+# These take minutes, or wait for other processes. Begun last, they would keep one process busy alone.
+LONGEST = (
+    "tests/flower/test_deployment.py",
+    "tests/flower/test_demo.py",
+    "tests/test_documented_commands.py",
+    "tests/packaging/",
+    "tests/reproduction/",
+    "tests/examples/",
+    "tests/test_site.py",
+    "tests/replay/",
+    "tests/fuzz/",
+    "tests/runs/",
+    "tests/vault/",
+)
+
 _skipped_real_data: list[str] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest modules."""
+    places = {start: place for place, start in enumerate(LONGEST)}
+    items.sort(key=lambda item: next((places[start] for start in LONGEST if item.nodeid.startswith(start)), 99))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """As training runs: one thread a process. Two threads on small tensors mostly wait for one another."""
+    """Use one thread in each process, as training does. Two threads on small tensors mostly wait for each other."""
+    os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
     torch.set_num_threads(1)

@@ -409,7 +409,7 @@ def test_flags_are_the_classes_0_and_1(kind):
     "kind", [list, np.asarray, pandas.Series, polars.Series, lambda x: pandas.Series(x, dtype=object)]
 )
 def test_texts_as_classes_are_refused_with_a_remedy(kind):
-    with pytest.raises(DataError, match=r"client 0: classes .*\{'no': 0, 'yes': 1\}") as caught:
+    with pytest.raises(DataError, match=r"client 0: targets .*\{'no': 0, 'yes': 1\}") as caught:
         _federation(clients=[(CLIENTS[0][0], kind(["secret"] * len(CLIENTS[0][0])))])
     assert "secret" not in str(caught.value)
 
@@ -442,3 +442,107 @@ def test_clients_may_have_names():
         _federation(clients={**clients, "south": (torch.full((5, 6), torch.nan), torch.zeros(5, dtype=torch.int64))})
     with pytest.raises(ConfigError, match="test"):
         _federation(clients=clients, test=CLIENTS[2])
+
+
+def test_a_plan_with_a_weak_signal_is_warned_of():
+    with pytest.warns(UserWarning, match="signal-to-noise"):
+        Privacy.plan(nn.Linear(6, 3), CLIENTS[:1], epsilon=0.05, delta=1e-3, max_rounds=2)
+
+
+# ----------------------------------------------------------------------------------------------------- numbers, labels
+
+
+def _targets(kind, inputs):
+    if kind == "number":
+        return inputs[:, 0] - 0.5 * inputs[:, 1]
+    return (inputs[:, :2] > 0.5).float()
+
+
+def _of_task(kind):
+    return [(inputs, _targets(kind, inputs)) for inputs, _ in CLIENTS], (TEST[0], _targets(kind, TEST[0]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "metric"),
+    [
+        ("number", None, "r2"),
+        ("number", "huber", "r2"),
+        ("number", "quantile", "mae"),
+        ("number", lambda outputs, targets: (outputs[:, 0] - targets).square(), "r2"),
+        ("labels", None, "auc"),
+    ],
+)
+def test_the_task_follows_from_the_targets(kind, loss, metric):
+    clients, test = _of_task(kind)
+    model = nn.Linear(6, 1 if kind == "number" else 2)
+    nn.init.zeros_(model.weight)
+    with _federation(model, clients, test=test, loss=loss, learning_rate=0.1, policy="ratio", max_rounds=20) as made:
+        before = made.evaluate()
+        list(made)
+        after = made.evaluate()
+    assert after.accuracy is None
+    better = after.measures.values[metric] - before.measures.values[metric]
+    assert (-better if metric == "mae" else better) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["number", "labels"])
+def test_every_container_of_targets_gives_the_same_run(kind):
+    clients, test = _of_task(kind)
+    model = nn.Linear(6, 1 if kind == "number" else 2)  # federate copies it
+
+    def trained(made):
+        with _federation(model, made, test=test, policy="ratio", max_rounds=2, learning_rate=0.1) as federation:
+            list(federation)
+            return federation.named_params()["weight"]
+
+    names = ["a", "b"]
+    wanted = trained(clients)
+    kinds = [lambda y: y.double().numpy(), lambda y: y.tolist()]
+    if kind == "number":
+        kinds += [lambda y: pandas.Series(y.numpy()), lambda y: polars.Series(y.numpy())]
+    else:
+        kinds += [lambda y: pandas.DataFrame(y.numpy(), columns=names), lambda y: polars.DataFrame(y.numpy(), names)]
+        kinds += [lambda y: y.numpy().astype(bool), lambda y: y.long()]
+    for convert in kinds:
+        assert torch.equal(trained([(inputs, convert(targets)) for inputs, targets in clients]), wanted)
+    assert torch.equal(trained([TensorDataset(*client) for client in clients]), wanted)
+
+
+def test_a_plan_needs_no_classes():
+    clients, _ = _of_task("number")
+    found = Privacy.plan(nn.Linear(6, 1), clients, epsilon=4, delta=1e-3, max_rounds=10, accountant="rdp")
+    assert found.noise_multiplier > 0
+
+
+@pytest.mark.parametrize(
+    ("outputs", "kind", "changes", "value"),
+    [
+        (2, "number", {}, "one output"),
+        (1, "labels", {}, "one output for each"),
+        (1, "number", {"loss": "cross_entropy"}, '"cross_entropy"'),
+        (1, "number", {"loss": "binary"}, '"binary"'),
+        (2, "labels", {"loss": "squared"}, '"squared"'),
+        (1, "number", {"loss": "poisson"}, "poisson"),
+    ],
+)
+def test_a_task_that_does_not_fit_is_refused_before_the_first_round(outputs, kind, changes, value):
+    clients, test = _of_task(kind)
+    with pytest.raises(AliDpflError, match=value):
+        _federation(nn.Linear(6, outputs), clients, test=test, **changes)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_targets_that_are_no_numbers_are_refused_without_their_value(value):
+    clients, test = _of_task("number")
+    clients[1][1][7] = value
+    with pytest.raises(DataError, match="client 1: targets"):
+        _federation(nn.Linear(6, 1), clients, test=test)
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38, 1e-42])
+def test_an_extreme_target_does_not_stop_a_run(value):
+    clients, test = _of_task("number")
+    clients[1][1][7] = value
+    with _federation(nn.Linear(6, 1), clients, test=test, max_rounds=2, learning_rate=0.1) as federation:
+        list(federation)
+        assert all(bool(torch.isfinite(values).all()) for values in federation.named_params().values())

@@ -6,6 +6,7 @@ words must exist. The words of commands in running text must exist too, and the 
 that is not understood is an error (tests/documents.py), so no command is missed.
 """
 
+import glob
 import os
 import re
 import shlex
@@ -28,9 +29,10 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "examples/README.md", *PAGES]
 SHORTER = {
-    "run": ["federation.max_rounds=2", "run.evaluate_every=2", "privacy.accountant=rdp"],
+    "run": ["federation.max_rounds=2", "run.evaluate_every=2", "privacy.accountant=rdp", "run.processes=1"],
     "audit": ["privacy.max_steps=3", "privacy.accountant=rdp", "--draws", "100", "--canaries", "50"],
 }
+OWN_MODEL = re.compile(r"model|\.toml|--schema|--loss")  # the command says what it trains
 REAL_DATA = ("reproduction/experiments/mnist.toml", "reproduction/recipes/best-mnist.toml", "reproduce small")
 CLONE = "test_make_run_in_a_new_clone"
 EXTRAS = "test_extras_install_what_they_are_for"
@@ -207,6 +209,8 @@ def scene(tmp_path, monkeypatch):
     )
     (tmp_path / "mine.toml").write_text("\n".join(grid.lines))
     write_tables(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")  # as in a clone
+    (tmp_path / "patients.csv").write_text("age,sex,kappa,lambda,creatinine,mgus\n92,F,3.1,4.2,1.4,no\n")
     (tmp_path / "run.toml").write_text('[model]\nname = "linear"\n')
     for folder in ("var/lib/alidpfl", "mnt/other-disk/alidpfl", "root", "etc"):
         (tmp_path / folder).mkdir(parents=True)
@@ -254,6 +258,7 @@ def run(scene, command):
     if command.startswith("install "):
         here = re.sub(r" -[og] \w+", "", here)  # only root can set the owner
     words = shlex.split(re.sub(r"^sudo (-H )?-u \w+ ", "", here))  # and only root can run as others
+    words = [path for word in words for path in (sorted(glob.glob(word)) or [word])]  # as a shell does
     if words[0] == "cd":
         os.chdir(scene / words[1])  # the fixture returns to the old folder
         return
@@ -270,6 +275,8 @@ def shorter(name, command):
     if name == "run" and "--resume" in command:
         return []
     parts = SHORTER.get(name, [])
+    if parts and not OWN_MODEL.search(command):
+        parts = [*parts, "model.name=linear"]
     if "--max-epochs" in command:
         parts = [*parts, "--max-epochs", "0.5"]
     if "privacy.max_steps" in command:

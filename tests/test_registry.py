@@ -212,7 +212,7 @@ def _prepared(*changes: str):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (["data.loader_options={held_out = true}"], "accuracy and loss"),
+        (["data.loader_options={held_out = true}"], "metrics on records of the clients"),
         (["data.loader_options={num_classes = 0}"], None),
         (["method.name=talkative", 'privacy.unsafe=["unaccounted-signals"]'], "un-noised signals"),
     ],

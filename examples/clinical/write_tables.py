@@ -6,7 +6,7 @@
 The data are not part of alidpfl. They ship inside two packages, and are read from there:
 
 - `flchain` (scikit-survival, GPL-3.0): 7,874 residents of Olmsted County, Minnesota, with two proteins of a blood
-  sample. Predict who died during the study. An owner holds the samples of one or two years.
+  sample. Predict who died during the study. An owner holds the samples of one to four years.
 - `randhie` (statsmodels, public domain): 20,190 years of 5,908 persons in the RAND Health Insurance Experiment. Predict
   the number of visits to a doctor, or three kinds of care at once. An owner is one of the six sites.
 

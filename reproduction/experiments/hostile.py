@@ -8,6 +8,7 @@ Splits are that of the recipe, where nearly every class is held by one or two cl
 those with the lowest numbers, and act together.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ ATTACKS = {
     "largest_signal": "honest noise, and the largest honest signal against the model",
 }
 NAMED = ("sign_flip", "scaled", "noise_free", "label_flip")
-"""Attacks that the default is meant to stop."""
+"""Attacks that `reached` counts: all that do harm, but for the last."""
 _NO_LIMIT = {"federation.signal_limit": 1e9}
 DEFENCES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -192,44 +193,60 @@ class HostileEngine(EngineWrapper):
 
 
 def table(split: str) -> str:
-    """Return the accuracies of a split in Markdown: a row for each attack, a column for each defence."""
+    """Return the accuracies of a split in Markdown: a row for each attack, a column for each defence.
+
+    A seed decides the split, and with it what absence alone costs. So a cell has one figure for each seed.
+    """
     found = _accuracies(split)
     rows = [("honest", 0), *((attack, count) for attack in ATTACKS for count in HOSTILE)]
     header = ["sent by the hostile clients", "hostile of 10", *(defence.replace("_", " ") for defence in DEFENCES)]
     lines = [header, ["---"] * len(header)]
     for attack, count in rows:
-        cells_of_row = [found.get((defence, attack, count)) for defence in DEFENCES]
         told = ATTACKS.get(attack, "nobody is hostile")
-        lines.append([told, str(count), *("" if x is None else f"{x:.1f}" for x in cells_of_row)])
+        measured = ([found.get((seed, defence, attack, count)) for seed in SEEDS] for defence in DEFENCES)
+        lines.append([told, str(count), *(_cell(values) for values in measured)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _cell(values: Sequence[float | None]) -> str:
+    if all(value is None for value in values):
+        return ""
+    return " / ".join("–" if value is None else f"{value:.1f}" for value in values)
+
+
 def reached(split: str, within: float = 5.0) -> str:
-    """Return in one sentence how often the default stays near the honest run, and where it does not."""
+    """Return how often the default stays near the honest run, and near the run without the hostile clients."""
     found = _accuracies(split)
-    honest = found["default", "honest", 0]
-    judged = {
-        (attack, count): found["default", attack, count] - honest
-        for attack in NAMED
-        for count in HOSTILE
-        if ("default", attack, count) in found
-    }
-    near = sum(change >= -within for change in judged.values())
-    far = [f'"{ATTACKS[a]}", {n} of 10 ({-x:.1f} points lost)' for (a, n), x in judged.items() if x < -within]
-    others = f" Further away are: {', '.join(far)}." if far else ""
+    judged = [(seed, a, n) for seed in SEEDS for a in NAMED for n in HOSTILE if (seed, "default", a, n) in found]
+
+    def lost(seed: int, attack: str, count: int, than: tuple[str, int]) -> float:
+        """Return the points lost; NaN if the other run was not made."""
+        return found.get((seed, "default", *than), math.nan) - found[seed, "default", attack, count]
+
+    from_honest = [(lost(*cell, ("honest", 0)), cell) for cell in judged]
+    from_absent = [lost(*cell, ("absent", cell[2])) for cell in judged]
+    near = sum(points <= within for points, _ in from_honest)
+    far = [
+        f'"{ATTACKS[a]}", {n} of 10, seed {s} ({points:.1f} points lost)'
+        for points, (s, a, n) in from_honest
+        if points > within
+    ]
+    others = f" More than {within:g} points below the honest run are: {'; '.join(far)}." if far else ""
+    absent = sum(points <= within for points in from_absent)
     return (
-        f"Of the attacks that a check can detect, the default is within {within:g} points of the honest run in "
-        f"{near} of {len(judged)} settings.{others} The last attack is not counted."
+        f"Without the last attack, the default stays within {within:g} points of the honest run in {near} of "
+        f"{len(judged)} settings. In {absent}, it stays within {within:g} points of the run in which the hostile "
+        f"clients send nothing.{others}"
     )
 
 
-def _accuracies(split: str) -> dict[tuple[str, str, int], float]:
-    """Return the mean accuracy over seeds by defence, attack and number of hostile clients."""
-    found: dict[tuple[str, str, int], list[float]] = {}
-    for line in json_lines(RESULTS):
-        if line["split"] == split:
-            found.setdefault((line["defence"], line["attack"], line["hostile"]), []).append(line["accuracy"])
-    return {key: sum(values) / len(values) for key, values in found.items()}
+def _accuracies(split: str) -> dict[tuple[int, str, str, int], float]:
+    """Return the accuracy by seed, defence, attack and number of hostile clients."""
+    return {
+        (line["seed"], line["defence"], line["attack"], line["hostile"]): line["accuracy"]
+        for line in json_lines(RESULTS)
+        if line["split"] == split
+    }
 
 
 if __name__ == "__main__":

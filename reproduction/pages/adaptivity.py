@@ -1,4 +1,4 @@
-"""Is an adaptive τ worth it? Compare `ali` and the paper's rule with `ratio` and the best fixed τ, by paired seeds.
+"""Is an adaptive τ worth it? Compare `ali` and the paper's policy with `ratio` and the best fixed τ, by paired seeds.
 
 For one seed of a cell all methods have the same split, first weights, batches and noise, so that runs form pairs.
 """
@@ -12,12 +12,12 @@ from reproduction.pages import deciders
 from reproduction.pages.sources import Sources
 from reproduction.report import FIXED
 from reproduction.results import Result
-from reproduction.tables import markdown_lines
+from reproduction.tables import markdown_lines, seeds_of
 
 RATIO, ALI, CORRECTED, PAPER, EARLY, BEST = (
-    *("`ratio`", "`ali`", "`corrected`", "paper's rule (un-noised)", "`early`", "best fixed τ"),
+    *("`ratio`", "`ali`", "`corrected`", "`paper` (un-noised signals)", "`early`", "best fixed τ"),
 )
-"""The rules, by their names for readers."""
+"""The policies, by their names for readers."""
 _RATIO_ROW, _EARLY_ROW = "ours:ratio", "early"
 _RULES = {"ours:ali": ALI, "ours:corrected": CORRECTED, "ali_dpfl": PAPER}
 _STEP = ("method.clip_norm", "method.learning_rate")
@@ -56,7 +56,7 @@ class _Pair:
 
 @dataclass
 class Tally:
-    """The pairs of runs of two rules, over all tables.
+    """The pairs of runs of two policies, over all tables.
 
     Each pair counts once: budgets that end in the same way repeat a run in several cells. Pairs with the same τ in
     every round are left out, because only C and η can make a difference there.
@@ -96,7 +96,7 @@ class Tally:
 
 
 Tallies = dict[tuple[str, str], Tally]
-"""Tallies by rule, and by what it is compared with."""
+"""Tallies by policy, and by what it is compared with."""
 
 
 def blocks(sources: Sources) -> dict[str, str]:
@@ -123,7 +123,7 @@ _CONTROL_HEAD = [EARLY, f"{ALI} - {EARLY}", f"{EARLY} - {RATIO}", f"{EARLY} - {B
 
 
 def compared(grids: Sequence[Grid], known: Mapping[str, Result]) -> tuple[list[list[str]], Tallies]:
-    """Compare the rules in every cell of these tables; return the rows of a table, and the tallies."""
+    """Compare the policies in every cell of these tables; return the rows of a table, and the tallies."""
     rows: list[list[str]] = []
     tallies: Tallies = {}
     for grid in grids:
@@ -147,7 +147,7 @@ def control(table: Grid, controls: Grid, known: Mapping[str, Result]) -> tuple[l
                 (EARLY, BEST): (early, _best_fixed(table, ours)[1]),
             }
             shown = [_against(*pair, tallies.setdefault(names, Tally())) for names, pair in pairs.items()]
-            rows.append([*place, f"{_mean(early):.2f} (n = {len(early)})", *shown])
+            rows.append([*place, f"{_mean(early):.2f} ({seeds_of(len(early))})", *shown])
     return rows, {pair: tally for pair, tally in tallies.items() if tally.found}
 
 
@@ -162,13 +162,13 @@ def splits_text(tallies: Tallies) -> str:
 def _overall(tallies: Tallies, pairs: Sequence[tuple[str, str]]) -> list[str]:
     head = ["pairs", "better", "worse", "mean"]
     rows = [[*pair, *tallies[pair].all.columns, *tallies[pair].same_step.columns] for pair in pairs]
-    return markdown_lines(["rule", "against", *head, f"same C and η: {head[0]}", *head[1:]], rows)
+    return markdown_lines(["policy", "against", *head, f"same C and η: {head[0]}", *head[1:]], rows)
 
 
 def _short(tallies: Tallies) -> list[str]:
     wanted = [pair for pair in ((ALI, RATIO), (ALI, BEST), (PAPER, RATIO), (PAPER, BEST)) if pair in tallies]
     rows = [[*pair, *tallies[pair].all.columns, tallies[pair].same_step.columns[-1]] for pair in wanted]
-    return markdown_lines(["rule", "against", "pairs", "better", "worse", "mean", "mean at the same C and η"], rows)
+    return markdown_lines(["policy", "against", "pairs", "better", "worse", "mean", "mean at the same C and η"], rows)
 
 
 def _summary(pairs: Sequence[_Pair]) -> Summary:
@@ -202,7 +202,7 @@ def _row(
         return _against(one, other, tallies.setdefault((rule, other_rule), Tally()))
 
     ratio, (name, best) = methods[_RATIO_ROW], best_fixed
-    columns = [*place, f"{_mean(ratio):.2f} (n = {len(ratio)})"]
+    columns = [*place, f"{_mean(ratio):.2f} ({seeds_of(len(ratio))})"]
     shown = against(BEST, best, RATIO, ratio)
     columns.append(f"τ = {name.removeprefix(FIXED)}: {shown}" if best else shown)
     for method, rule in _RULES.items():

@@ -10,7 +10,7 @@ from reproduction import paper
 from reproduction.grid import Grid, cells
 from reproduction.pages.sources import DATASETS, HEADLINE, Sources
 from reproduction.results import Result
-from reproduction.tables import Entry, Table, markdown_lines
+from reproduction.tables import Entry, Table, markdown_lines, seeds_of
 
 _NOT_RUN = "not run"
 _SCARCE = "R_s = 2 R_c"
@@ -34,7 +34,7 @@ def blocks(sources: Sources) -> dict[str, str]:
         "differences": "\n".join(_table(sources.tables)),
         "searched": _best(sources, "mnist", lambda point: "data.pixel_range" not in point),
         "bytes": _best(sources, "mnist", lambda point: point.get("data.pixel_range") == [0.0, 255.0]),
-        "ali": _NOT_RUN if ali is None else f"{ali.mean:.2f} % (n = {len(ali.by_seed)})",
+        "ali": _NOT_RUN if ali is None else f"{ali.mean:.2f} % ({seeds_of(len(ali.by_seed))})",
         **{f"quiet_{clip_norm:g}": _without_noise(sources, clip_norm) for clip_norm in (1.0, 10.0, 100.0)},
         "quiet_small_step": _best(sources, "mnist-without-noise", lambda point: point == _MIDDLE),
         "edges": f"{len(edges)} of {searches}",
@@ -174,7 +174,7 @@ def _adap(sources: Sources, entry: Entry) -> list[str]:
 
 
 def _early_ends(grid: Grid, known: Mapping[str, Result]) -> str:
-    """Return after how many rounds the paper's rule has spent its steps in the column R_s = R_c; seed 0."""
+    """Return after how many rounds the paper's policy has spent its steps in the column R_s = R_c; seed 0."""
     listed = cells(grid, columns=["R_s = R_c"], methods=["ali_dpfl"], accountants=["rdp-paper"])
     found = {cell.dataset: known[cell.key].rounds for cell in listed if cell.key in known}
     return ", ".join(f"{rounds} rounds ({name})" for name, rounds in found.items()) or _NOT_RUN

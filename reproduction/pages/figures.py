@@ -17,7 +17,7 @@ _DRAWN = ("R_s = R_c/2", "R_s = R_c/5")
 
 def blocks(sources: Sources) -> dict[str, str]:
     """Return the generated parts of the page with the paper's tables and figures."""
-    head = ["table", "data set", "column", "rule", "seed", "τ by round", "rounds", "steps"]
+    head = ["table", "data set", "column", "policy", "seed", "τ by round", "rounds", "steps"]
     sequences = [row for table in sources.tables for row in _sequences(table, sources.known)]
     wins = {name: counts for table in sources.tables for name, counts in _wins(table).items()}
     fixed = sorted({steps for counts in wins.values() for steps in counts})
@@ -31,7 +31,7 @@ def blocks(sources: Sources) -> dict[str, str]:
 
 
 def step_ranges(tables: Sequence[Table], known: Mapping[str, Result]) -> str:
-    """Return the range of τ by the paper's rule, in the columns of Table I that the paper draws."""
+    """Return the range of τ by the paper's policy, in the columns of Table I that the paper draws."""
     found: dict[str, list[int]] = {}
     for table in tables:
         for cell, result in _adaptive(table, known):

@@ -7,7 +7,7 @@ from typing import Any
 from alidpfl.privacy import SampledGaussian, epsilon
 from reproduction import paper
 from reproduction.pages.sources import DATASETS, HEADLINE, Sources
-from reproduction.tables import markdown_lines
+from reproduction.tables import markdown_lines, seeds_of
 
 Lines = Sequence[dict[str, Any]]
 
@@ -50,8 +50,10 @@ def _headline(sources: Sources, headline: dict[str, list[dict[str, Any]]]) -> li
     rows = []
     for name, runs in headline.items():
         entry = sources.entry(name, HEADLINE, "ali_dpfl", "rdp-paper")
-        ours = "not run" if entry is None else f"{entry.mean:.2f} % (n = {len(entry.by_seed)})"
-        rows.append([DATASETS[name], f"{runs[0]['paper']:.2f} %", ours, f"**{_mean(runs):.2f} %** (n = {len(runs)})"])
+        ours = "not run" if entry is None else f"{entry.mean:.2f} % ({seeds_of(len(entry.by_seed))})"
+        rows.append(
+            [DATASETS[name], f"{runs[0]['paper']:.2f} %", ours, f"**{_mean(runs):.2f} %** ({seeds_of(len(runs))})"]
+        )
     return markdown_lines(["", "paper's ALI-DPFL, printed", "paper's ALI-DPFL, our run", "our recipe"], rows)
 
 

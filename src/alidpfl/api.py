@@ -9,8 +9,12 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import data as torch_data
 
-from alidpfl.data.own import Client, Clients, described, from_clients, is_frame, labelled
+from alidpfl.data.dataset import check_counts, kind_of
+from alidpfl.data.frames import check_columns, is_frame, is_hub_dataset
+from alidpfl.data.own import Client, Clients, described, from_clients, labelled
+from alidpfl.dpsgd import make_loss
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation import Federation, FederationSettings, ServerSettings
 from alidpfl.federation.planning import make_ledger
@@ -18,13 +22,13 @@ from alidpfl.federation.settings import Part
 from alidpfl.federation.tensors import num_params, trained
 from alidpfl.inputs.names import named
 from alidpfl.methods import Loss, Method, make_method
-from alidpfl.planner import PlanRequest, affordable_rounds, choose_setting
+from alidpfl.planner import PlanRequest, affordable_rounds, choose_setting, weak_signal
 from alidpfl.policies import Policy, make_policy
 from alidpfl.privacy import PrivacyBudget, SampledGaussian
-from alidpfl.registry import ACCOUNTANTS, LOSSES
+from alidpfl.registry import ACCOUNTANTS
 from alidpfl.simulation import Simulation, SimulationData
 from alidpfl.simulation.checks import gives_probabilities
-from alidpfl.types import NoiseKind
+from alidpfl.types import NoiseKind, loss_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,8 @@ class Privacy:
             max_epochs=max_epochs,
         )
         setting, _ = choose_setting(request, affordable_rounds(request).count)
+        if (weakness := weak_signal(setting)) is not None:
+            warnings.warn(weakness, stacklevel=2)
         rate, sigma = setting.sample_rate, setting.noise_multiplier
         return cls(epsilon=epsilon, delta=delta, sample_rate=rate, noise_multiplier=sigma, accountant=accountant)
 
@@ -119,7 +125,7 @@ def federate(
     public: Client | None = None,
     method: str | Method = "ali_dpfl",
     policy: str | Policy | None = None,
-    loss: str | Loss = "cross_entropy",
+    loss: str | Loss | None = None,
     clip_norm: float = 1.0,
     server: ServerSettings | None = None,
     seed: int | None = None,
@@ -131,8 +137,10 @@ def federate(
 
     Args:
         model: any module that `dpsgd` accepts. It is copied.
-        clients: for each client (inputs, classes) as tensors, arrays, or pandas or polars frames, or a torch data set.
-            A mapping gives clients names: `client_names` of the federation has them, by number.
+        clients: for each client (inputs, targets) as tensors, arrays, or pandas or polars frames, or a data set of
+            torch or Hugging Face. Whole numbers and flags (n,) are classes, other numbers (n,) are numbers, and columns
+            (n, k) of flags are labels. A mapping gives clients names: `client_names` of the federation has them, by
+            number.
         privacy: budget, sampling rate and noise of every client.
         max_rounds: R_s, the maximum number of communication rounds.
         learning_rate: η₀, the clients' step size at the start. `schedule` says how it falls.
@@ -140,7 +148,8 @@ def federate(
         public: public data, for methods that need the loss on it (adap_dpfl).
         method: a name, or an object of your own (see `Method`).
         policy: how τ is chosen: a name, or an object of your own (see `Policy`); None for the method's default.
-        loss: the loss of each record: a name, or a function of outputs and targets.
+        loss: the loss of each record: a name, or a function of outputs and targets. None for "cross_entropy",
+            "squared" or "binary", by the targets.
         clip_norm: C, the norm to which each record's gradient is clipped, for a method given by name.
         server: momentum, averaging, quorum, and what limits hostile clients.
         seed: makes the simulation repeatable. NOT private from anyone who knows it. None for secure randomness.
@@ -173,7 +182,7 @@ def federate(
     if any(evaluated is client for evaluated in (test, public) for client in private if evaluated is not None):
         raise ConfigError("test or public is one of the clients, which are private: pass other data, or none")
     if method.needs_public_loss and public is None:
-        raise ConfigError(f"{method.name} needs the loss on public data: pass public=(inputs, classes)")
+        raise ConfigError(f"{method.name} needs the loss on public data: pass public=(inputs, targets)")
     data = _data(clients, test, public)
     federation = Federation(
         model=model,
@@ -192,7 +201,7 @@ def federate(
             processes=processes,
             device=device,
             noise=privacy.noise,
-            loss=LOSSES[loss] if isinstance(loss, str) else loss,
+            loss=_loss(loss, data),
         ),
     )
     if (weakness := privacy.budget.weakness(max(data.sizes))) is not None:
@@ -207,6 +216,15 @@ def federate(
     return federation
 
 
+def _loss(loss: str | Loss | None, data: SimulationData) -> Loss:
+    """Return the loss: a function as it is, or one by name, which must fit the targets."""
+    if callable(loss):
+        return loss
+    found = make_loss(loss_for(kind_of(data.targets), loss))
+    check_counts("clients", data.targets, loss)
+    return found
+
+
 def _check_kinds(model: object, privacy: object) -> None:
     if not isinstance(privacy, Privacy):
         raise ConfigError(f"privacy is a {type(privacy).__name__}: pass alidpfl.Privacy(epsilon=2, delta=1e-5, ...)")
@@ -216,12 +234,14 @@ def _check_kinds(model: object, privacy: object) -> None:
 
 def _checked_clients(clients: Clients | Iterable[Client]) -> Clients:
     """Return the clients as a list or by name. Ledger and records number them by their places in it."""
+    if is_frame(clients) or is_hub_dataset(clients) or isinstance(clients, torch_data.Dataset | Tensor | np.ndarray):
+        raise ConfigError(f"clients is one {type(clients).__name__}: pass a list with an entry for each client")
     found = dict(clients) if isinstance(clients, Mapping) else list(clients)
     if not found:
         raise DataError("there are no clients; give at least one")
     first = next(client for _, client in described(found))
     if isinstance(first, Tensor | np.ndarray) or is_frame(first):
-        raise ConfigError("clients is one pair of inputs and classes: pass a list of pairs, [(inputs, classes), ...]")
+        raise ConfigError("clients is one pair of inputs and targets: pass a list of pairs, [(inputs, targets), ...]")
     return found
 
 
@@ -253,6 +273,7 @@ def _data(clients: Clients, test: Client | None, public: Client | None) -> Simul
     if test is not None:
         evaluation["test"] = (dataset.test.inputs, dataset.test.targets)
     if public is not None:
+        check_columns([described(clients)[0], ("public", public)])
         held = labelled(public, "public")
         if len(held) == 0:
             raise DataError("public: there are no samples; give at least one, or leave it out")

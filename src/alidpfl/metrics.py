@@ -18,8 +18,10 @@ from alidpfl.types import TaskKind
 Array: TypeAlias = NDArray[np.float64]
 Interval: TypeAlias = tuple[float, float]
 
-HEADLINES: Mapping[TaskKind, tuple[str, ...]] = {"class": ("accuracy",), "number": ("r2", "rmse"), "labels": ("auc",)}
-"""The metrics that stand for a task."""
+HEADLINES: Mapping[str, str] = {"accuracy": "accuracy (%)", "r2": "R²", "rmse": "RMSE", "auc": "AUC"}
+"""The metrics that stand for a task, with their titles. The first that a run has stands for it; see `headline`."""
+SMALLER_IS_BETTER = frozenset({"rmse"})
+"""The headlines of which the least value is the best."""
 _TWO_SIDED = 0.975  # the quantile of a 95 % interval
 _NORMAL = float(special.ndtri(_TWO_SIDED))
 _BINARY = 2
@@ -66,6 +68,15 @@ class _Found:
     interval: Interval | None
 
 
+def headline(metrics: Mapping[str, object]) -> str | None:
+    """Return the metric that stands for a task, out of those that were measured.
+
+    >>> headline({"log_loss": 0.4, "auc": 0.9, "accuracy": 85.0}), headline({"mae": 2.0, "rmse": 3.0}), headline({})
+    ('accuracy', 'rmse', None)
+    """
+    return next((name for name in HEADLINES if name in metrics), None)
+
+
 def measure(
     kind: TaskKind,
     outputs: ArrayLike,
@@ -99,6 +110,18 @@ def measure(
         if kind == "labels":
             return _collected(_labels(scores, truth.astype(np.float64)))
         return _measure_classes(scores, truth.astype(np.int64))
+
+
+def headline_text(accuracy: float | None, metrics: Mapping[str, float], digits: int = 2) -> str:
+    """Return the metric that stands for a task, as a text; an empty one if there is none.
+
+    >>> headline_text(84.6, {"accuracy": 84.6, "auc": 0.9}), headline_text(None, {"r2": 0.25, "rmse": 3.0})
+    ('accuracy 84.60 %', 'r2 0.25')
+    """
+    if accuracy is not None:
+        return f"accuracy {accuracy:.{digits}f} %"
+    name = headline(metrics)
+    return "" if name is None else f"{name} {metrics[name]:.4g}"
 
 
 def _fit(kind: TaskKind, scores: Array, truth: NDArray[np.generic]) -> bool:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from alidpfl.errors import ConfigError
+from alidpfl.inputs.checks import exact
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,10 @@ LOSS_KINDS: Mapping[str, TaskKind] = {
 """The kind of targets that each shipped loss takes. The first of a kind is its default."""
 
 
+VaultLoss: TypeAlias = Literal["cross_entropy", "squared", "huber", "poisson", "quantile", "binary"]
+"""Losses that a vault can compute: those that ship."""
+
+
 def default_loss(kind: TaskKind) -> str:
     """Return the name of the loss for targets of a kind, if none is chosen.
 
@@ -56,6 +61,15 @@ def loss_for(kind: TaskKind, name: str | None = None) -> str:
             "the loss out"
         )
     return name
+
+
+def loss_text(name: str, quantile: float) -> str:
+    """Return a loss in words, for errors.
+
+    >>> loss_text("huber", 0.5), loss_text("quantile", 0.9)
+    ('loss="huber"', 'loss="quantile" at 0.9')
+    """
+    return f'loss="{name}"' + (f" at {exact(quantile)}" if name == "quantile" else "")
 
 
 ClientId: TypeAlias = int
@@ -118,7 +132,7 @@ class SecantSums:
 
 @dataclass(frozen=True, kw_only=True)
 class RawSignals:
-    """Un-noised signals of the paper's rule. NOT private: only with unsafe=["unaccounted-signals"]."""
+    """Un-noised signals of the paper's policy. NOT private: only with unsafe=["unaccounted-signals"]."""
 
     curvature: float
     """‖∇F_i(w_i) − ∇F_i(w)‖ / ‖w_i − w‖."""
@@ -142,6 +156,20 @@ class ClientUpdate:
     raw: RawSignals | None = None
     steps: int | None = None
     """Local steps that were run, if the client's own policy cut its plan; None: all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutFacts:
+    """What an evaluation on held-out records cost, and how much noise it has."""
+
+    epsilon: float
+    """ε of every client's held-out records so far. It does not add to that of the steps."""
+    noise_multiplier: float | None
+    """σ of this evaluation; None if a lost round had it."""
+    clients: int
+    """Clients that answered."""
+    releases: int
+    """Evaluations so far."""
 
 
 class StopReason(StrEnum):
@@ -198,6 +226,10 @@ class RoundRecord:
     """Mean loss on the test set, if it was evaluated."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """All metrics of the task on the test set by name, if it was evaluated."""
+    held_out: HeldOutFacts | None = None
+    """Cost and noise of the evaluation, if it was on records that clients hold out; see `metrics` for its results."""
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """95 % intervals of the metrics of an evaluation with noise. They cover the noise too."""
 
     @property
     def number(self) -> int:
@@ -205,14 +237,18 @@ class RoundRecord:
         return self.round + 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
-        return asdict(self)
+        """Return plain values for `json.dumps`. What only evaluations with noise have is left out of other rounds."""
+        values = asdict(self)
+        return values if self.held_out else {k: v for k, v in values.items() if k not in ("held_out", "intervals")}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RoundRecord":
         """Rebuild a record from JSON, where keys are strings."""
         restored = {"cut": {}, **values, "dropped": tuple(values["dropped"])}
         restored["metrics"] = dict(values.get("metrics", {}))
+        if (held_out := values.get("held_out")) is not None:
+            restored["held_out"] = HeldOutFacts(**held_out)
+            restored["intervals"] = {name: (ends[0], ends[1]) for name, ends in values["intervals"].items()}
         for name in ("client_epsilon", "rejected", "cut"):
             restored[name] = {int(client): value for client, value in restored[name].items()}
         return cls(**restored)

@@ -3,7 +3,7 @@
 import torch
 
 from alidpfl.audit import Subject
-from alidpfl.dpsgd import clipping, softmax, step
+from alidpfl.dpsgd import clipping, make_loss, softmax, step
 from alidpfl.dpsgd import grid_noise as grid
 from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, PerSampleClipper
 from alidpfl.federation import client
@@ -11,6 +11,7 @@ from alidpfl.federation.settings import FederationSettings
 from alidpfl.methods import make_method
 from alidpfl.policies import make_policy
 from alidpfl.privacy import PrivacyBudget
+from alidpfl.types import LOSS_KINDS
 
 REAL_ADD_NOISE, REAL_MICROBATCH = step.add_noise, PerSampleClipper._microbatch
 
@@ -21,10 +22,10 @@ def softmax_regression(features: int = 8) -> torch.nn.Module:
     return torch.nn.Linear(features, 3, bias=False)
 
 
-def network(features: int = 8) -> torch.nn.Module:
+def network(features: int = 8, outputs: int = 3) -> torch.nn.Module:
     """Build a model that needs the per-sample clipper."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(features, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    return torch.nn.Sequential(torch.nn.Linear(features, 5), torch.nn.Tanh(), torch.nn.Linear(5, outputs))
 
 
 def subject(
@@ -37,22 +38,30 @@ def subject(
     records=20,
     features=8,
     noise="gaussian",
+    loss="cross_entropy",
     **options,
 ) -> Subject:
-    random = torch.Generator().manual_seed(0)
-    model = model or softmax_regression(features)
+    random, kind = torch.Generator().manual_seed(0), LOSS_KINDS[loss]
+    if model is None:
+        model = softmax_regression(features) if kind == "class" else network(features, 1 if kind == "number" else 3)
     inputs = torch.randn(records, features, generator=random)
+    targets = {
+        "class": torch.randint(3, (records,), generator=random),
+        "number": torch.rand(records, generator=random),
+        "labels": torch.rand(records, 3, generator=random).round(),
+    }[kind]
     return Subject(
         model=model,
         inputs=inputs,
-        targets=torch.randint(3, (records,), generator=random),
+        targets=targets,
+        loss=make_loss(loss, level=0.8),
         method=make_method(method, clip_norm=clip_norm, noise_multiplier=sigma, **options),
         policy=make_policy("fixed", local_steps=1),
         budget=PrivacyBudget(epsilon=epsilon, delta=1e-5),
         settings=FederationSettings(max_rounds=3, sample_rate=0.1, learning_rate=0.5),
         accountant="rdp",
         noise=noise,
-        evaluation={"validation": (inputs[:5], torch.zeros(5, dtype=torch.int64))},
+        evaluation={"validation": (inputs[:5], torch.zeros_like(targets[:5]))},
     )
 
 

@@ -35,7 +35,9 @@ def test_without_json_it_shows_the_result(tmp_path):
     assert result.exit_code == 0
     summary = RunDirectory.open(tmp_path / "run").summary()
     last = result.stdout.splitlines()[-1]
-    for part in (f"accuracy {summary['accuracy']:.2f} % (synthetic data)", str(tmp_path / "run")):
+    low, high = summary["intervals"]["accuracy"]
+    told = f"accuracy {summary['accuracy']:.2f} % ({low:.2f} to {high:.2f}) on synthetic data at "
+    for part in (told, str(tmp_path / "run")):
         assert part in last
     printed = float(re.search(r"ε = ([\d.]+)", last)[1])
     assert summary["epsilon"] <= printed < summary["epsilon"] + 1e-3  # rounded towards the private side

@@ -60,7 +60,10 @@ class TestNpz:
         [
             ({"x": np.zeros((10, 3), complex)}, r"client1\.npz: array x has type complex128"),
             ({"x": np.array([["a"]] * 10)}, r"client1\.npz: array x has type <U1"),
-            ({"y": np.zeros(10)}, r"client1\.npz: array y has type float64"),
+            ({"y": np.zeros(10)}, r"client1\.npz: array y has numbers.*client0\.npz has classes"),
+            ({"y": np.zeros((10, 2), int)}, r"client1\.npz: array y has 2 labels.*client0\.npz has classes"),
+            ({"y": np.array(["no"] * 10)}, r"client1\.npz: array y has type <U2.*number classes"),
+            ({"y": np.zeros(10, complex)}, r"client1\.npz: array y has type complex128"),
             ({"y": np.zeros(9, int)}, r"client1\.npz: .*\(10, 3\).*\(9,\)"),
             ({"x": np.zeros(10)}, r"client1\.npz: .*\(10,\)"),
             ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, r"client1\.npz: .*\(0, 3\)"),
@@ -133,11 +136,14 @@ class TestOwn:
         ("bad", "value"),
         [
             ((torch.zeros(3, 2), torch.zeros(2, dtype=torch.int64)), r"mine: client 1: .*\(3, 2\)"),
-            ((torch.zeros(3, 2), torch.zeros(3)), "mine: client 1: .*torch.float32"),
+            ((torch.zeros(3, 2), torch.zeros(3)), "mine: client 1 has numbers.*client 0 has classes"),
+            ((torch.zeros(3, 2), torch.zeros(3, 2)), "mine: client 1 has 2 labels.*client 0 has classes"),
+            ((torch.zeros(3, 2), torch.zeros(3, dtype=torch.complex64)), "mine: client 1: .*complex64"),
+            ((torch.zeros(3, 2), ["no", "yes", "no"]), "mine: client 1: .*number them from 0"),
             ((torch.zeros(3, 2, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)), "client 1: .*torch.bool"),
             ((torch.zeros(3, 5), torch.zeros(3, dtype=torch.int64)), r"\(2,\), \(5,\)"),
-            (7, "client 1 .*int"),
-            (TensorDataset(torch.zeros(0, 2), torch.zeros(0)), "client 1 .*empty"),
+            (7, "client 1: .*int"),
+            (TensorDataset(torch.zeros(0, 2), torch.zeros(0)), "client 1: .*empty"),
             (TensorDataset(torch.zeros(3, 2)), "client 1: items"),
             ([("a", 1), ("b", 2), ("c", 3)], "client 1: items"),
             ((torch.tensor([[float("inf"), 0]]), [0]), "client 1: inputs"),
@@ -151,3 +157,68 @@ class TestOwn:
     def test_no_clients(self):
         with pytest.raises(DataError, match="mine"):
             from_clients([], test=(torch.zeros(3, 2), [0, 1, 1]), name="mine")
+
+
+class TestTasks:
+    @pytest.mark.parametrize(
+        ("y", "kind", "outputs"),
+        [
+            (np.arange(10) % 3, "class", 3),
+            (np.arange(10) % 2 == 0, "class", 2),
+            ((np.arange(10) % 3).astype(np.uint8), "class", 3),
+            (np.arange(10.0), "number", 1),
+            (np.arange(10, dtype=np.float16), "number", 1),
+            ((np.arange(20) % 2).reshape(10, 2), "labels", 2),
+            ((np.arange(20) % 2 == 0).reshape(10, 2), "labels", 2),
+            ((np.arange(10.0) % 2).reshape(10, 1), "labels", 1),
+        ],
+    )
+    def test_type_and_shape_decide(self, tmp_path, y, kind, outputs):
+        """In files, arrays and tensors alike."""
+        x = np.zeros((10, 3), np.float32)
+        for name in ("a", "b", "test"):
+            save(tmp_path / f"{name}.npz", x=x, y=y)
+        found = [
+            load("npz", data_dir=tmp_path),
+            from_clients([(x, y)], test=(x, y)),
+            from_clients([(torch.as_tensor(x), torch.as_tensor(y))], test=(x, y)),
+            from_clients([(x, y.tolist())], test=(x, y)),
+            from_clients([TensorDataset(torch.as_tensor(x), torch.as_tensor(y))], test=(x, y)),
+        ]
+        for data in found:
+            assert (data.kind, data.num_outputs) == (kind, outputs)
+            np.testing.assert_array_equal(data.test.targets.numpy(), y)
+        assert found[0].num_classes == (outputs if kind == "class" else 0)
+        assert bool(found[0].shown) == (kind == "class")  # numbers and labels are counted in no record
+
+    @pytest.mark.parametrize("module", ["pandas", "polars"])
+    def test_frames(self, module):
+        frames = pytest.importorskip(module)
+        x = frames.DataFrame({"a": [0.0, 1.0, 2.0], "b": [1, 2, 3]})
+        for y, kind in (
+            (frames.Series([1, 0, 1]), "class"),
+            (frames.Series([True, False, True]), "class"),
+            (frames.Series([0.5, 1.5, 2.0]), "number"),
+            (frames.DataFrame({"sepsis": [0, 1, 0], "stroke": [1, 1, 0]}), "labels"),
+            (frames.DataFrame({"sepsis": [True, False, True], "stroke": [1.0, 1.0, 0.0]}), "labels"),
+        ):
+            assert from_clients([(x, y)], test=(x, y)).kind == kind
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+    def test_numbers_beyond_float32_are_refused(self, tmp_path, value):
+        y = np.arange(10.0)
+        y[3] = value
+        save(tmp_path / "a.npz", x=np.zeros((10, 3)), y=y)
+        with pytest.raises(DataError, match=r"a\.npz: targets .*NaN or infinite"):
+            load("npz", data_dir=tmp_path)
+        with pytest.raises(DataError, match=r"client 0: targets .*NaN or infinite"):
+            from_clients([(np.zeros((10, 3)), y)], test=(np.zeros((10, 3)), y))
+
+    def test_labels_are_0_or_1(self):
+        with pytest.raises(DataError, match="client 0: labels"):
+            from_clients([(np.zeros((2, 3)), [[0.0, 0.5], [1, 1]])], test=(np.zeros((2, 3)), [[0.0, 1], [1, 1]]))
+
+    def test_a_number_of_classes_is_for_classes(self, tmp_path):
+        save(tmp_path / "a.npz", x=np.zeros((10, 3)), y=np.arange(10.0))
+        with pytest.raises(DataError, match=r"a\.npz: array y has numbers.*num_classes=3"):
+            load("npz", data_dir=tmp_path, num_classes=3)

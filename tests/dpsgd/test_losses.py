@@ -1,11 +1,15 @@
 """Losses by name: their values, their derivatives, and which targets they take."""
 
+import math
+
 import pytest
 import torch
+from torch import nn
 
-from alidpfl.dpsgd import make_loss
+from alidpfl.dpsgd import PerSampleClipper, make_loss
 from alidpfl.dpsgd.losses import HUBER_WIDTH, quantile
 from alidpfl.errors import ConfigError
+from alidpfl.federation.tensors import steady_arithmetic
 from alidpfl.registry import LOSSES
 from alidpfl.types import LOSS_KINDS, default_loss, loss_for
 
@@ -72,3 +76,43 @@ def test_a_loss_must_fit_the_kind_of_the_targets() -> None:
     with pytest.raises(ConfigError, match=r'"cross_entropy".*"class".*"number".*squared'):
         loss_for("number", "cross_entropy")
     assert default_loss("labels") == "binary"
+
+
+EXTREMES = [math.nan, math.inf, -math.inf, 3e38, -3e38, 1e31, 1e20, 1e-42]
+
+
+@pytest.mark.parametrize("value", EXTREMES)
+@pytest.mark.parametrize("name", [name for name, kind in LOSS_KINDS.items() if kind != "class"])
+def test_a_record_with_an_extreme_target_moves_the_sum_by_at_most_the_clip_norm(name: str, value: float) -> None:
+    """Data sets refuse some of these targets, and no step may rest on that. Other records keep their part."""
+    torch.manual_seed(0)
+    outputs = 2 if LOSS_KINDS[name] == "labels" else 1
+    model, x = nn.Linear(5, outputs), torch.randn(40, 5)
+    y = torch.rand(40, 2).round() if outputs == 2 else torch.rand(40)
+    clipper, everybody = PerSampleClipper(model, loss=make_loss(name, level=0.8)), torch.arange(40)
+    rest = everybody[everybody != 7]
+    y[7] = value
+    with steady_arithmetic():
+        whole, without = (
+            clipper.clipped_sum(x, y, clip_norm=0.05, seed=0, rows=rows).gradients for rows in (everybody, rest)
+        )
+        one = clipper.clipped_sum(x, y, clip_norm=0.05, seed=0, rows=everybody[7:8]).gradients
+    moved = torch.cat([(whole[key] - without[key]).double().flatten() for key in whole])
+    assert float(moved.norm()) <= 0.05
+    alone = torch.cat([values.double().flatten() for values in one.values()])
+    assert float(alone.norm()) <= 0.05
+    assert bool(torch.isfinite(moved).all())
+
+
+@pytest.mark.parametrize("name", [name for name, kind in LOSS_KINDS.items() if kind != "class"])
+def test_the_trials_accept_the_losses(name: str) -> None:
+    """Also for wide rows, and at weights that a server sent."""
+    torch.manual_seed(0)
+    labels = LOSS_KINDS[name] == "labels"
+    model = nn.Sequential(nn.Linear(3000, 3 if labels else 1))
+    clipper = PerSampleClipper(model, loss=make_loss(name))
+    y = torch.ones(4, 3) if labels else torch.ones(4)
+    for scale in (0.0, 1.0, 1e3):
+        nn.init.normal_(model[0].weight, std=scale)
+        found = clipper.clipped_sum(torch.randn(4, 3000), y, clip_norm=1.0, seed=0)
+        assert float(found.gradients["0.weight"].norm()) <= 4

@@ -18,6 +18,7 @@ from alidpfl.dpsgd import (
     SoftmaxClipper,
     StepSettings,
     dp_sgd_step,
+    make_loss,
     native,
     noised_total,
 )
@@ -25,7 +26,7 @@ from alidpfl.federation.client import ClientData, LocalTrainer
 from alidpfl.federation.tensors import flatten, steady_arithmetic, trained
 from alidpfl.methods import make_method
 from alidpfl.models.cnn import compact_cnn
-from alidpfl.types import ClientPlan
+from alidpfl.types import LOSS_KINDS, ClientPlan
 
 from .zoo import CASES, Case
 
@@ -127,6 +128,40 @@ def test_noise_on_a_grid_takes_the_same_operations(name, monkeypatch):
         return lambda: dp_sgd_step(clipper, x, y, SETTINGS, RandomStream.seeded(0))
 
     same_work(monkeypatch, step)
+
+
+def task_step(loss: str, clip):
+    """Return what `same_work` calls: the value is in a record's inputs, or in its target."""
+    kind = LOSS_KINDS[loss]
+
+    def step(value, where):
+        torch.manual_seed(0)
+        made = nn.Sequential(nn.Linear(20, 4), nn.Tanh(), nn.Linear(4, 3 if kind == "labels" else 1))
+        x = torch.randn(RECORDS, 20)
+        y = torch.rand(RECORDS, 3).round() if kind == "labels" else torch.rand(RECORDS)
+        (x if where == "inputs" else y)[OUTLIER] = value
+        clipper = clip(made, make_loss(loss, level=0.8))
+        if isinstance(clipper, OneByOneClipper):
+            clipper.rehearse(x[:0], y[:0])
+        else:
+            clipper.clipped_sum(x[:0], y[:0], clip_norm=1.0, seed=0)
+        return lambda: dp_sgd_step(clipper, x, y, SETTINGS, RandomStream.seeded(0))
+
+    return step
+
+
+@pytest.mark.parametrize("where", ["inputs", "targets"])
+@pytest.mark.parametrize("loss", [name for name, kind in LOSS_KINDS.items() if kind != "class"])
+def test_every_loss_takes_the_same_operations(loss, where, path, monkeypatch):
+    step = task_step(loss, lambda model, compute: PerSampleClipper(model, loss=compute))
+    same_work(monkeypatch, lambda value: step(value, where))
+
+
+@pytest.mark.parametrize("where", ["inputs", "targets"])
+@pytest.mark.parametrize("loss", [name for name, kind in LOSS_KINDS.items() if kind != "class"])
+def test_every_loss_takes_the_same_operations_on_a_grid(loss, where, monkeypatch):
+    step = task_step(loss, lambda model, compute: OneByOneClipper(model, loss=compute))
+    same_work(monkeypatch, lambda value: step(value, where))
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "grid"])

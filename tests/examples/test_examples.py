@@ -55,8 +55,9 @@ def test_a_notebook_is_kept_with_what_it_showed(name):
     assert_it_shows_something(kept(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
 def test_a_notebook_runs(name, tmp_path):
+    """It has the cells of its script, which runs above: one notebook shows that cells run as a script does."""
     book = make_notebooks.notebook((ROOT / "examples" / f"{name}.py").read_text())
     make_notebooks.run(book, str(tmp_path))
     assert_it_shows_something(book)

@@ -2,16 +2,17 @@
 
 import os
 import random
+import re
 import signal
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from alidpfl.flower.config import FlowerOptions, write_app_folder
-from alidpfl.flower.demo.loopback import Loopback, tail
+from alidpfl.flower.demo.loopback import CONNECTION, Loopback, LoopbackError, tail
 from alidpfl.store import RunDirectory
 from alidpfl.vault.enrolment import SplitSource, enrol
 from alidpfl.vault.folder import status
@@ -110,10 +111,9 @@ def rounds_done(app: Path) -> int:
     return len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
 
 
-def server_app_pid(loopback: Loopback) -> int | None:
-    """The ServerApp, which the SuperLink started."""
-    below = loopback.below("superlink")
-    return next((process.pid for process in below if "flwr-serverapp" in command_of(process)), None)
+def server_apps(loopback: Loopback) -> list[int]:
+    """The processes of ServerApps, which the SuperLink started."""
+    return [process.pid for process in loopback.below("superlink") if "flwr-serverapp" in command_of(process)]
 
 
 def command_of(process: psutil.Process) -> str:
@@ -148,10 +148,24 @@ class Reaper:
         self.kills["vault"] += 1
 
     def kill_server(self) -> None:
-        pid = server_app_pid(self.loopback)
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-            self.kills["server"] += 1
+        """Kill the ServerApp and submit the run again. One that is still to start is left."""
+        if not (pids := server_apps(self.loopback)):
+            return
+        for pid in pids:
+            with suppress(ProcessLookupError):  # ends with another of them
+                os.kill(pid, signal.SIGKILL)
+        self.kills["server"] += 1
+        self._submit_again()
+
+    def _submit_again(self) -> None:
+        """End the run at the SuperLink, and submit it anew.
+
+        If a ServerApp does not report within 30 seconds, because it was killed or is slow, Flower 1.41 starts another
+        one for that run. On a busy machine, runs that nobody stopped soon have dozens of them.
+        """
+        started = re.findall(r"Successfully started run (\d+)", self.loopback.log("run").read_text())
+        with suppress(LoopbackError):  # the run has ended
+            self.loopback.flwr("stop", started[-1], CONNECTION)
         self.loopback.submit(self.app)
 
     def kill_node(self) -> None:
@@ -169,8 +183,8 @@ class Reaper:
             if time.monotonic() >= when:
                 self.loopback.start_node(client)
                 del self._returning[client]
-        if not self.loopback.is_running("run") and not self.is_over:
-            self.loopback.submit(self.app)
+        if not (self.loopback.is_running("run") or server_apps(self.loopback) or self.is_over):
+            self._submit_again()
 
     @property
     def is_over(self) -> bool:

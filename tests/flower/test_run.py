@@ -7,7 +7,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from alidpfl.errors import ConfigError, NodesMissingError
+from alidpfl.errors import ConfigError, DataError, NodesMissingError
 from alidpfl.flower.config import from_run_config
 from alidpfl.flower.engine import VaultEngine
 from alidpfl.flower.nodes import Failure, gather
@@ -418,6 +418,25 @@ def test_the_server_needs_no_data_of_its_own(tmp_path, simulated):
     run_over_nodes(fake_link(), run_config(tmp_path / "out", evaluate=False))
     assert same(weights_of(tmp_path / "out"), weights_of(simulated))
     assert all(record.accuracy is None for record in RunDirectory.open(tmp_path / "out").records())
+
+
+def test_a_server_with_public_test_records_alone_evaluates_on_them(tmp_path, simulated):
+    """Its folder has `test.npz` and no client's file. A file that is not public is not even opened."""
+    settings = config(data__name="npz", data__data_dir=str(tmp_path), data__num_classes=10)
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"clients": 3})})
+    with pytest.raises(DataError, match=r"test\.npz"):
+        run_over_nodes(fake_link(), run_config(tmp_path / "none", settings))
+    x = np.random.default_rng(0).normal(size=(40, 60)).astype("float32")
+    np.savez(tmp_path / "test.npz", x=x, y=np.arange(40) % 9)
+    (tmp_path / "private.npz").write_bytes(b"never read")
+    run_over_nodes(fake_link(), run_config(tmp_path / "out", settings))
+    records = RunDirectory.open(tmp_path / "out").records()
+    assert [record.accuracy is None for record in records] == [True, False, True, False]
+    weights = weights_of(tmp_path / "out")
+    assert same(weights, weights_of(simulated))
+    weight, bias = sorted(weights.values(), key=lambda values: -values.ndim)
+    scores = torch.from_numpy(x) @ weight.T + bias
+    assert records[-1].accuracy == pytest.approx(100 * (scores.argmax(1) == torch.arange(40) % 9).float().mean().item())
 
 
 def secure(question, content, honest):

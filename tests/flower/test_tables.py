@@ -1,6 +1,7 @@
 """Tables over nodes: vaults in this process, a server that has the schema alone."""
 
 import json
+import math
 import tomllib
 
 import pytest
@@ -10,10 +11,10 @@ from alidpfl.config.load import load_config
 from alidpfl.errors import ConfigError, NodesMissingError
 from alidpfl.flower.config import from_run_config
 from alidpfl.flower.engine import VaultEngine
-from alidpfl.flower.nodes import gather
+from alidpfl.flower.nodes import Failure, gather
 from alidpfl.flower.run import run_over_nodes
 from alidpfl.runs import execute, load_model
-from alidpfl.runs.tables import gradient_bound, with_table_defaults
+from alidpfl.runs.tables import default_clip_norm, with_table_defaults
 from alidpfl.store import RunDirectory
 from alidpfl.tables import read_schema
 from alidpfl.tables.held_out import held_out_key
@@ -22,7 +23,7 @@ from alidpfl.vault.folder import VaultFolder, status
 from alidpfl.vault.policy import make_policy
 from alidpfl.vault.service import public_info
 from tests.runs.command import alidpfl
-from tests.tables.parts import TOML, hospitals, table
+from tests.tables.parts import TOML, hospitals, table, task_table
 from tests.vault.parts import machine, without_lock
 
 from .deployment import Loopback, finished, out_of, start_vault
@@ -62,15 +63,17 @@ def settings_of(folder, *more, files=()):
 
 def enrolled(folder, data, settings, schema, **changes):
     """Enrol a file with the key and the seed of a simulation, and with limits that the schema gives."""
+    opened = {"noise_multiplier": 0.9 * settings.privacy.statistics_noise} if settings.has_statistics else None
     values = {
         "unsafe": ["seeded-noise"],
         "seed": settings.run.seed,
         "budget": {"epsilon": 8.0, "delta": settings.privacy.delta},
         "accounting": {"kind": "planned", "accountant": "rdp"},
         "terms": {"sample_rate": 0.1, "min_noise_multiplier": 3.0},
-        "model": {"name": "linear"},
-        "limits": {"max_steps_per_round": 100, "max_clip_norm": gradient_bound(schema)},
-        "service": {"seconds_per_round": 0.005, "seconds_per_step": 0.001},
+        "model": {"name": "linear", "loss": settings.model.loss, "quantile": settings.model.quantile},
+        "limits": {"max_steps_per_round": 100, "max_clip_norm": default_clip_norm(schema, "linear")},
+        "service": {"seconds_per_round": 0.005, "seconds_per_step": 0.001, "seconds_per_query": 0.05},
+        "statistics": opened,
     }
     key = held_out_key(settings.run.seed).hex()
     source = TableSource(path=str(data), canonical_schema=schema.canonical(), held_out_key=key)
@@ -96,10 +99,10 @@ def link(tmp_path):
     """Return a function that enrols every file by a schema and returns the link to their nodes."""
     opened = []
 
-    def make(files, schemas):
-        nodes = {}
+    def make(files, schemas, settings=None, **changes):
+        nodes, settings = {}, settings or settings_of(tmp_path)
         for number, (path, schema) in enumerate(zip(files, schemas, strict=True)):
-            folder = enrolled(tmp_path / f"vault-{number}", path, settings_of(tmp_path), schema)
+            folder = enrolled(tmp_path / f"vault-{number}", path, settings, schema, **changes)
             nodes[NODE_IDS[number]] = VaultNode(folder, number)
             opened.append(nodes[NODE_IDS[number]].vault)
         return FakeLink(nodes)
@@ -134,6 +137,59 @@ def test_the_run_is_the_simulated_one_and_predicts_raw_rows(tmp_path, link):
         assert status(tmp_path / f"vault-{number}")["rounds_released"] == 3
 
 
+TASKS = [
+    ("number", ()),
+    ("number", ("model.loss=huber",)),
+    ("number", ("model.loss=poisson",)),
+    ("number", ("model.loss=quantile", "model.quantile=0.9")),
+    ("labels", ()),
+]
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize(("kind", "changes"), TASKS)
+def test_the_run_of_another_task_is_the_simulated_one(tmp_path, link, kind, changes):
+    files = hospitals(tmp_path, SIZES, kind=kind)
+    schema = read_schema(tmp_path / "schema.toml")
+    settings = settings_of(tmp_path, *changes)
+    execute(settings_of(tmp_path, *changes, files=files), tmp_path / "simulated")
+    out = tmp_path / "out"
+    run_over_nodes(link(files, [schema] * 3, settings), run_config(out, settings, simulation=False))
+    assert same_model(out, tmp_path / "simulated")
+    found, expected = (load_model(run).predict(files[0]) for run in (out, tmp_path / "simulated"))
+    assert found.tobytes() == expected.tobytes()
+    released = [status(tmp_path / f"vault-{number}")["rounds_released"] for number in range(3)]
+    assert released == 3 * [settings.training_rounds]
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize(("kind", "metric"), [("number", "r2"), ("labels", "auc")])
+def test_the_server_evaluates_another_task(tmp_path, link, kind, metric):
+    files = hospitals(tmp_path, SIZES, kind=kind)
+    schema = read_schema(tmp_path / "schema.toml")
+    task_table(kind, 80, seed=9).write_csv(tmp_path / "test.csv")
+    settings = settings_of(tmp_path, files=[tmp_path / "test.csv"])
+    nodes = link(files, [schema] * 3)
+    outcome = run_over_nodes(nodes, run_config(tmp_path / "out", settings, simulation=False))
+    assert (outcome.accuracy, outcome.covers_everything) == (None, True)
+    assert math.isfinite(outcome.metrics[metric])
+    assert any(f"{metric} {outcome.metrics[metric]:.4g}" in line for line in nodes.told)
+    if kind == "number":  # in days, not in the scaled unit
+        assert 1 < outcome.baselines["rmse"] < 15
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_vaults_of_another_loss_are_left_out_before_they_are_asked(tmp_path, link):
+    files = hospitals(tmp_path, SIZES, kind="number")
+    schema = read_schema(tmp_path / "schema.toml")
+    nodes = link(files, [schema] * 3, settings_of(tmp_path, "model.loss=huber"))
+    with pytest.raises(NodesMissingError):
+        run_over_nodes(nodes, run_config(tmp_path / "out", settings_of(tmp_path), simulation=False))
+    assert sum('loss="huber"' in line for line in nodes.told) == 3
+    assert not any(question == "train" for question, _ in nodes.asked)
+    assert all(status(tmp_path / f"vault-{number}")["units_spent"] == 0 for number in range(3))
+
+
 @pytest.mark.usefixtures("no_waiting")
 def test_the_server_evaluates_on_public_rows_only(tmp_path, link):
     files = hospitals(tmp_path, SIZES)
@@ -145,6 +201,63 @@ def test_the_server_evaluates_on_public_rows_only(tmp_path, link):
     assert outcome.covers_everything
     with pytest.raises(ConfigError, match="public test rows"):
         run_over_nodes(FakeLink({}), run_config(tmp_path / "no", settings_of(tmp_path, files=files), simulation=False))
+
+
+def evaluations(out):
+    """The rounds with metrics, and what their evaluations cost."""
+    return [(r.number, r.metrics, r.intervals, r.held_out) for r in RunDirectory.open(out).records() if r.metrics]
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_vaults_evaluate_as_the_simulation_does(tmp_path, link):
+    files = hospitals(tmp_path, SIZES)
+    schema = read_schema(tmp_path / "schema.toml")
+    simulated = execute(settings_of(tmp_path, "evaluation.private=true", files=files), tmp_path / "simulated")
+    nodes = link(files, [schema] * 3, evaluation={})
+    outcome = run_over_nodes(nodes, run_config(tmp_path / "out", settings_of(tmp_path), simulation=False))
+    assert evaluations(tmp_path / "out") == evaluations(tmp_path / "simulated") != []
+    assert (outcome.metrics, outcome.held_out) == (simulated.metrics, simulated.held_out)
+    assert outcome.covers_everything
+    assert [question for question, _ in nodes.asked].count("release") == 3
+    told = status(tmp_path / "vault-0")
+    assert (told["evaluation"]["answered"], told["rounds_released"]) == (3, 3)
+    assert told["evaluation"]["epsilon_spent"] == pytest.approx(outcome.held_out.epsilon, rel=1e-6)
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("problem", ["offline", "garbage", "another", "too large", "refused"])
+def test_a_client_that_gives_no_evaluation_is_left_out(tmp_path, link, problem):
+    files = hospitals(tmp_path, SIZES)
+    nodes = link(files, [read_schema(tmp_path / "schema.toml")] * 3, evaluation={})
+
+    def hook(question, content, honest):
+        if question != "release":
+            return honest
+        return {
+            "offline": Failure(code="offline", reason="gone"),
+            "garbage": b"garbage",
+            "another": honest.replace(b'"request', b'"nothing', 1) if isinstance(honest, bytes) else honest,
+            "too large": bytes(2 << 20),
+            "refused": Failure(code="budget", reason="spent"),
+        }[problem]
+
+    nodes.hooks[NODE_IDS[1]] = hook
+    outcome = run_over_nodes(nodes, run_config(tmp_path / "out", settings_of(tmp_path), simulation=False))
+    assert outcome.held_out.clients == 2
+    assert any("client 1 is left out" in line for line in nodes.told)
+    assert outcome.rounds == 3
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_evaluations_that_no_vault_allows_are_refused_or_left_out(tmp_path, link):
+    files = hospitals(tmp_path, SIZES)
+    nodes = link(files, [read_schema(tmp_path / "schema.toml")] * 3)
+    wanted = settings_of(tmp_path, "evaluation.private=true")
+    with pytest.raises(ConfigError, match=r"evaluation\.private"):
+        run_over_nodes(nodes, run_config(tmp_path / "no", wanted, simulation=False))
+    outcome = run_over_nodes(nodes, run_config(tmp_path / "out", settings_of(tmp_path), simulation=False))
+    assert (outcome.metrics, outcome.held_out) == ({}, None)
+    assert not any(question == "release" for question, _ in nodes.asked)
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -191,7 +304,7 @@ def test_init_takes_the_settings_from_the_schema(tmp_path):
     assert done.exit_code == 0, done.stderr
     app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     config, options = from_run_config(flat(app["config"]))
-    bound = gradient_bound(read_schema(tmp_path / "schema.toml"))
+    bound = default_clip_norm(read_schema(tmp_path / "schema.toml"), "linear")
     assert (config.model.name, config.policy, config.method.clip_norm) == ("linear", "ratio", bound)
     assert (config.data.files, options.nodes) == ((str(tmp_path / "test.csv"),), 3)
 
@@ -213,17 +326,22 @@ def test_init_needs_the_number_of_nodes(tmp_path):
 # ------------------------------------------------------------------------------------------------------- real processes
 
 
-def test_a_deployment_trains_on_tables_what_the_simulation_trains(tmp_path):
-    files = hospitals(tmp_path, SIZES)
+@pytest.mark.parametrize(
+    "kind", ["number", pytest.param("class", marks=pytest.mark.slow), pytest.param("labels", marks=pytest.mark.slow)]
+)
+def test_a_deployment_trains_and_evaluates_on_tables_as_the_simulation_does(tmp_path, kind):
+    """What the runs over vaults in this process show above, once more in processes."""
+    files = hospitals(tmp_path, SIZES, kind=kind)
     schema = read_schema(tmp_path / "schema.toml")
-    execute(settings_of(tmp_path, files=files), tmp_path / "simulated")
+    private = settings_of(tmp_path, "evaluation.private=true", "evaluation.releases=1", files=files)
+    execute(private, tmp_path / "simulated")
     folder = tmp_path / "deployment"
     folder.mkdir()
     with Loopback(folder, nodes=3) as loopback:
         loopback.start_superlink()
         for number, path in enumerate(files):
             with machine(folder / "state"):
-                enrolled(loopback.vault_folder(number), path, settings_of(tmp_path), schema)
+                enrolled(loopback.vault_folder(number), path, settings_of(tmp_path), schema, evaluation={})
             start_vault(loopback, number)
         loopback.register_nodes()
         for number in range(3):
@@ -235,12 +353,13 @@ def test_a_deployment_trains_on_tables_what_the_simulation_trains(tmp_path):
             "privacy.noise_multiplier=3",
             "run.name=compared",
         ]
-        changes += ["federation.max_rounds=3", "run.processes=1", f"run.seed={SEED}"]
+        changes += ["federation.max_rounds=3", "run.processes=1", f"run.seed={SEED}", "evaluation.releases=1"]
         changes += ["federation.max_client_weight=1", "federation.max_size_ratio=1e9"]  # as in the simulation
         where = ["--schema", tmp_path / "schema.toml", "--nodes", "3", "--out", out_of(app)]
         loopback.alidpfl("flower", "init", app, *where, *(part for one in changes for part in ("--set", one)))
         loopback.submit(app)
         finished(loopback, app)
     assert same_model(out_of(app), tmp_path / "simulated")
+    assert evaluations(out_of(app)) == evaluations(tmp_path / "simulated") != []
     found, expected = (load_model(run).predict(files[0]) for run in (out_of(app), tmp_path / "simulated"))
     assert (found == expected).all()

@@ -21,8 +21,8 @@ def test_too_small_images_are_named():
 
 
 def test_too_few_classes_are_named():
-    with pytest.raises(ConfigError, match="num_classes=1"):
-        paper_cnn((1, 28, 28), num_classes=1)
+    with pytest.raises(ConfigError, match="num_classes=0"):
+        paper_cnn((1, 28, 28), num_classes=0)
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 17, 30), (1, 28, 28)])

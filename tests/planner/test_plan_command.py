@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from alidpfl.runs import auto_plan
 from tests.planner.conftest import SEARCH
 
 PAPER = ("--sample-rate", "0.015", "--noise-multiplier", "1.1", "--model", "cnn")
@@ -121,3 +122,38 @@ def test_a_decided_rate_stays(alidpfl, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "sample_rate = 0.11" in (tmp_path / "run" / "config.toml").read_text()
     assert "q = 0.11" in done.stderr
+
+
+def test_the_setting_of_a_run_is_cached_and_its_weak_signal_told(alidpfl, tmp_path, monkeypatch):
+    searched, search = [], auto_plan.choose_setting
+    monkeypatch.setattr(auto_plan, "choose_setting", lambda *given: searched.append(given) or search(*given))
+    few = ("--set", "data.name=synthetic", "--set", "data.clients=3", "--set", "model.name=linear")
+    rest = ("--epsilon", "0.01", "--delta", "1e-7", "--rounds", "1", "--set", "run.processes=1", "--plan", "auto")
+    outcomes, told = [], []
+    for name in ("first", "second"):
+        done = alidpfl("run", *few, *rest, "--json", "--out", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+        outcomes.append(json.loads(done.stdout))
+        told.append([line for line in done.stderr.splitlines() if line.startswith(("plan:", "warning:"))])
+    assert len(searched) == 1
+    assert told[0] == told[1]
+    assert "signal-to-noise is 0." in told[0][1]
+    assert outcomes[0]["noise_multiplier"] == outcomes[1]["noise_multiplier"]
+    alidpfl("run", *few, *rest, "--epsilon", "0.02", "--json", "--out", tmp_path / "third")
+    assert len(searched) == 2
+
+
+def test_a_plan_for_a_table_compares_clip_norms(alidpfl, tmp_path):
+    schema = tmp_path / "schema.toml"
+    schema.write_text(
+        'target = { column = "died", kind = "class", values = ["no", "yes"] }\n'
+        '[columns]\nage = { kind = "number", low = 0, high = 110 }\n'
+    )
+    given = ("--schema", schema, "--clients", "3", "--samples", "900", "--max-rounds", "5", "--min-steps", "5")
+    done = alidpfl("plan", *given, "--json", "--html", tmp_path / "plan.html")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["request"]["num_params"] == 2 * (2 + 1)  # age and its indicator, with a bias, for two classes
+    assert [trial["name"] for trial in plan["clip_norms"]] == ["C = 1", "default", "public bound", "best possible"]
+    page = (tmp_path / "plan.html").read_text()
+    assert f"{plan['clip_norms'][2]['clip_norm']:.4g}" in page

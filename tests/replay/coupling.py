@@ -26,6 +26,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from alidpfl.data import table_sums
 from alidpfl.dpsgd import RandomStream, release, step
 from alidpfl.dpsgd.grid_noise import Grid
 from alidpfl.federation import client
@@ -108,7 +109,8 @@ class Watch:
         for ledger in (PlannedLedger, FilteredLedger):
             self._patch.setattr(ledger, "charge", self._watched_charge(ledger.charge))
         self._patch.setattr(LocalTrainer, "train", self._watched_training(LocalTrainer.train))
-        self._patch.setattr(featured, "noised_total", self._watched_total(featured.noised_total))
+        for module in (featured, table_sums):
+            self._patch.setattr(module, "noised_total", self._watched_total(module.noised_total))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,17 +12,18 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 from torch import Tensor
 
+from alidpfl.dpsgd import cross_entropy
 from alidpfl.errors import AliDpflError
 from alidpfl.federation.loop import Federation
 from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.settings import FederationSettings
-from alidpfl.methods import METHODS, Method, make_method
+from alidpfl.methods import METHODS, Loss, Method, make_method
 from alidpfl.models import MODELS as MODEL_REGISTRY
 from alidpfl.models import make_model
 from alidpfl.policies import POLICIES, make_policy
 from alidpfl.privacy import PrivacyBudget
 from alidpfl.simulation import Simulation, SimulationData
-from alidpfl.types import NoiseKind
+from alidpfl.types import NoiseKind, TaskKind
 
 from .coupling import Neighbour
 from .hostile import HOSTILE
@@ -80,14 +81,22 @@ def settings() -> list[Setting]:
     return [setting for setting in found if setting.built().release == "step" or setting.policy == "fixed"]
 
 
-def federation(setting: Setting, data: SimulationData, *, noise: NoiseKind = "gaussian", **changes: Any) -> Federation:
+def federation(
+    setting: Setting,
+    data: SimulationData,
+    *,
+    noise: NoiseKind = "gaussian",
+    loss: Loss = cross_entropy,
+    outputs: int = CLASSES,
+    **changes: Any,
+) -> Federation:
     """Three rounds of three clients, or with `changes` to the settings."""
     method, is_fixed = setting.built(), setting.policy == "fixed"
     shape = VECTOR if setting.model == "scatter_linear" else IMAGE
-    model = make_model(setting.model, shape, CLASSES, hidden=8, seed=1)
+    model = make_model(setting.model, shape, outputs, hidden=8, seed=1)
     return Federation(
         model=model,
-        engine=Simulation(model=model, method=method, data=data, seed=7, processes=1, noise=noise),
+        engine=Simulation(model=model, method=method, data=data, seed=7, processes=1, noise=noise, loss=loss),
         sizes=data.sizes,
         method=method,
         policy=make_policy(setting.policy, **({"local_steps": 2} if is_fixed else {})),
@@ -115,6 +124,24 @@ def neighbours(model: str, neighbour: Neighbour, hostile: str) -> tuple[Simulati
     other_label = targets.clone()
     other_label[row] = (targets[row] + 1) % CLASSES
     return _simulated(with_it, targets), _simulated(without, other_label)
+
+
+def task_neighbours(
+    kind: TaskKind, neighbour: Neighbour, hostile: str, where: Literal["inputs", "targets"]
+) -> tuple[SimulationData, SimulationData]:
+    """D with a record that is hostile in its inputs or its target, and D' with another one in its place."""
+    random = torch.Generator().manual_seed(3)
+    count = sum(SIZES) + 20
+    inputs = torch.randn(count, *IMAGE, generator=random)
+    numbers = torch.rand(count, *((3,) if kind == "labels" else ()), generator=random)
+    targets = numbers.round() if kind == "labels" else numbers
+    row = sum(SIZES[: neighbour.client]) + neighbour.place
+    with_it, without = (inputs.clone(), targets.clone()), (inputs.clone(), targets.clone())
+    part = 0 if where == "inputs" else 1
+    with_it[part][row] = HOSTILE[hostile](with_it[part][row])
+    without[0][row] = -2.0 * inputs[row] + 1.0
+    without[1][row] = 1.0 - targets[row]
+    return _simulated(*with_it), _simulated(*without)
 
 
 def _simulated(inputs: Tensor, targets: Tensor) -> SimulationData:

@@ -1,6 +1,7 @@
 """`alidpfl run` on a folder of files, with and without one record: what it prints and every file that it leaves.
 
-`scatter_linear` has two releases more than the others, before the first round: they are compared as the steps are.
+`scatter_linear` has two releases more than the others before the first round, and standardised tables have one. They
+are compared as the steps are.
 """
 
 import json
@@ -9,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
 from alidpfl import RunDirectory
 from tests.features.filter_files import GARMENTS, LEAVES
 from tests.runs.command import alidpfl
+from tests.tables.parts import TOML, table
 
 from .coupling import Neighbour, Watch
 from .federations import MODELS
@@ -89,6 +92,51 @@ def _check(tmp_path, model, record, changes=None):
     assert told[0].fingerprint != told[1].fingerprint
 
 
+ROWS = {
+    "usual": {"age": "44", "creatinine": "1.1", "sex": "f", "smoker": "no"},
+    "missing": {"age": "", "creatinine": "", "sex": "", "smoker": ""},
+    "clamped": {"age": "1e300", "creatinine": "-1e300", "sex": "x", "smoker": "yes"},
+}
+TARGETS = {
+    "number": ('{ column = "died", kind = "number", low = 0, high = 30 }', ["0", "7", "1e300"]),
+    "class": ('{ column = "died", kind = "class", values = ["no", "yes"] }', ["no", "yes", "yes"]),
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("record", ROWS)
+def test_what_a_run_on_standardised_rows_prints_and_leaves_behind(tmp_path, record, kind):
+    """`test.csv` is public, so no row is held out, and places are those in the file."""
+    watch, told, folder = None, [], tmp_path / "data"
+    target, values = TARGETS[kind]
+    folder.mkdir()
+    columns = TOML.partition("[columns]")[2]
+    (tmp_path / "schema.toml").write_text(f"target = {target}\n[columns]{columns}")
+    for has_it in (True, False):
+        for number, size in enumerate((*SIZES, 15)):
+            rows = [{**row, "died": values[place % 2]} for place, row in enumerate(_texts(size, number))]
+            if number == NEIGHBOUR.client:
+                rows[NEIGHBOUR.place] = ROWS[record] | {"died": values[2]} if has_it else rows[0]
+            name = "test" if number == len(SIZES) else number
+            pl.DataFrame(rows).write_csv(folder / f"{name}.csv")
+        with Watch(NEIGHBOUR, follows=watch, num_clients=len(SIZES)) as watch:
+            told.append(_run(tmp_path / str(has_it) / "run", folder, "table", {}))
+    watch.check()
+    assert watch.updates == watch.follows.updates
+    assert [release.what for release in watch.releases[:3]] == [("statistics", number) for number in range(3)]
+    found = watch.comparisons[NEIGHBOUR.client]
+    assert found.distance > 0.2 * found.allowed
+    assert told[0].printed == told[1].printed
+    assert told[0].files == told[1].files
+    assert "statistics.safetensors" in told[0].files
+    assert told[0].fingerprint != told[1].fingerprint
+
+
+def _texts(size: int, seed: int) -> list[dict[str, str]]:
+    rows = table(size, seed).drop("died").to_dicts()
+    return [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
+
+
 def _write_clients(folder: Path, model: str, record: str, has_it: bool) -> None:
     folder.mkdir(exist_ok=True)
     random = np.random.default_rng(0)
@@ -126,6 +174,18 @@ def _run(out: Path, data: Path, model: str, changes: dict[str, object]) -> Told:
     }
     if model == "scatter_linear":
         values |= {"model.frequencies": 3}
+    if model == "table":
+        del values["data.num_classes"]
+        values |= {
+            "data.name": '"table"',
+            "data.schema_file": f'"{data.parent / "schema.toml"}"',
+            "data.standardise": '"private"',
+            "model.name": '"linear"',
+            "method.policy": '"fixed"',
+            "privacy.statistics_noise": 3.0,
+            "privacy.max_steps": 4,
+            "run.seed": 0,
+        }
     values |= changes
     arguments = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     result = alidpfl("run", *arguments, "--out", out)

@@ -14,7 +14,7 @@ from alidpfl.vault.folder import status
 from alidpfl.vault.messages import encode
 from alidpfl.vault.policy import ModelSection
 from alidpfl.vault.service import Service
-from tests.tables.parts import table
+from tests.tables.parts import table, task_table
 from tests.vault.parts import NUM_CLASSES, made_vault, opened, request
 from tests.vault.tables import held_out, table_vault
 
@@ -91,6 +91,73 @@ def test_every_byte_that_leaves_a_vault_of_a_table(tmp_path, caplog):
     assert told[0] == told[1]
     assert caplog.text == ""
     assert [code for code, *_ in told[0][0]].count(200) >= 4
+
+
+TASKS = [("number", None), ("number", "huber"), ("number", "poisson"), ("number", "quantile"), ("labels", None)]
+
+
+@pytest.mark.parametrize(("kind", "loss"), TASKS)
+def test_every_byte_that_leaves_a_vault_of_another_task(tmp_path, caplog, kind, loss):
+    """The neighbour is a row with a huge number, or with the opposite of every label."""
+    rows = task_table(kind, 40, seed=3)
+    place, changed = _neighbouring_targets(kind, rows)
+    watch, told = None, []
+    for some in (rows, changed):
+        changes = {"unsafe": ["seeded-noise"], "seed": 3, "model__loss": loss, "model__quantile": 0.8, **ROOMY}
+        folder = table_vault(tmp_path / str(len(told)), some, kind, **changes)
+        with Watch(Neighbour(0, place), follows=watch) as watch, opened(folder) as vault:
+            vault.clock = lambda: 0
+            told.append([_asked(vault), list(vault.ledger.book.reservations.values())])
+        told[-1].append(_status(folder.path))
+    watch.check()
+    assert watch.furthest > 0
+    assert watch.updates == watch.follows.updates
+    assert told[0] == told[1]
+    assert caplog.text == ""
+    assert [code for code, *_ in told[0][0]].count(200) >= 4
+
+
+@pytest.mark.parametrize("record", HOSTILE)
+@pytest.mark.parametrize("kind", ["number", "labels"])
+def test_every_byte_that_leaves_a_vault_with_a_hostile_target(tmp_path, caplog, kind, record):
+    """Files with such targets are refused, and the vault must not rest on it."""
+    watch, told = None, []
+    for has_it in (True, False):
+        random = np.random.default_rng(0)
+        x = random.normal(size=(NUM_RECORDS, 6)).astype(np.float32)
+        y = random.random((NUM_RECORDS, 3)).round() if kind == "labels" else random.random(NUM_RECORDS)
+        (parent := tmp_path / str(has_it)).mkdir()
+        np.savez(parent / "vault.npz", x=x, y=y.astype(np.float32))
+        folder = made_vault(parent, num_classes=None, unsafe=["seeded-noise"], seed=3, **ROOMY)
+        with Watch(NEIGHBOUR, follows=watch) as watch, opened(folder) as vault:
+            vault.clock = lambda: 0
+            if has_it:
+                targets = vault.trainer._data.targets
+                targets[NEIGHBOUR.place] = HOSTILE[record](targets[NEIGHBOUR.place])
+            told.append([_asked(vault), list(vault.ledger.book.reservations.values())])
+        told[-1].append(_status(folder.path))
+    watch.check()
+    assert watch.updates == watch.follows.updates
+    assert told[0] == told[1]
+    assert caplog.text == ""
+    assert [code for code, *_ in told[0][0]].count(200) >= 4
+
+
+def _neighbouring_targets(kind, rows):
+    """Return a trained row's place, and the rows with other targets in it that are not held out either."""
+    is_held_out = held_out(rows, kind=kind)
+    row = int(np.flatnonzero(~is_held_out)[NEIGHBOUR.place])
+    others = rows.to_dicts()
+    for age in range(500):
+        changed = others[row] | {"age": age}
+        if kind == "number":
+            changed["days"] = 3e38
+        else:
+            changed |= {name: "no" if others[row][name] == "yes" else "yes" for name in ("sepsis", "stroke", "pain")}
+        found = pl.DataFrame([*others[:row], changed, *others[row + 1 :]], schema=rows.schema)
+        if (held_out(found, kind=kind) == is_held_out).all():
+            return NEIGHBOUR.place, found
+    raise AssertionError("no such row")
 
 
 @pytest.mark.parametrize("change", ["removed", "changed"])
@@ -187,7 +254,8 @@ def _body(vault, number: int, changes: dict) -> bytes:
     weights = {
         name: (value * random.normal(size=shape)).astype(np.float32) for name, shape in vault.enrolment.shapes.items()
     }
-    return encode(request(schema_sha256=vault.enrolment.schema_sha256, **values), weights)
+    task = {"loss": vault.enrolment.loss(vault.policy), "quantile": vault.policy.model.quantile}
+    return encode(request(schema_sha256=vault.enrolment.schema_sha256, **task, **values), weights)
 
 
 def _status(path: Path) -> dict:

@@ -9,7 +9,7 @@ from alidpfl.errors import ConfigError, DataError
 from alidpfl.reporting import RunSnapshot
 from alidpfl.reporting.figures import run_figure, save
 from alidpfl.reporting.snapshot import NOT_COVERED
-from tests.reporting.runs import make_run
+from tests.reporting.runs import SUMMARY, make_run
 
 pytest.importorskip("matplotlib")
 
@@ -101,3 +101,16 @@ def test_the_global_state_of_matplotlib_is_left_alone(snapshots, tmp_path):
     save_figure(snapshots, tmp_path / "a.png")
     assert dict(mpl.rcParams) == before
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+def test_a_run_on_classes_has_a_panel_of_calibration(tmp_path, snapshots):
+    curve = [{"predicted": p, "observed": p / 2, "low": 0.0, "high": p, "count": 9} for p in (0.75, 0.25)]
+    calibrated = RunSnapshot.load(make_run(tmp_path / "run", summary={**SUMMARY, "calibration": curve}))
+    panel = run_figure([*snapshots, calibrated]).axes[-1]
+    assert panel.get_xlabel() == "predicted probability"
+    runs = [container.lines[0] for container in panel.containers]
+    assert [list(line.get_xdata()) for line in runs] == [[], [], [0.25, 0.75]]
+    assert list(runs[2].get_ydata()) == [0.125, 0.375]
+    ends = [segment[:, 1].tolist() for segment in panel.containers[2].lines[2][0].get_segments()]
+    assert ends == [[0.0, 0.25], [0.0, 0.75]]
+    save_figure([calibrated], tmp_path / "a.svg")

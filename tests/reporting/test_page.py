@@ -57,7 +57,7 @@ def test_on_paper_nothing_is_cut_off(opened):
 
 def test_on_paper_wide_tables_and_long_words_are_not_cut_off_either(browser, tmp_path):
     words = ["/a/folder/" + "x" * 200, *(f"fedavg_dp:tau={number}" for number in range(14))]
-    many = ResultTable(title="many", caption="", head=words, rows=[words, ["86.93 (n = 1), paper 91.24"] * 15])
+    many = ResultTable(title="many", caption="", head=words, rows=[words, ["86.93 (1 seed), paper 91.24"] * 15])
     few = ResultTable(title="few", caption="", head=words[:2], rows=[["paths", words[0] * 3]])
     results = ResultReport(summary=few, caveats=[], tables=[many], charts=[])
     path = tmp_path / "wide.html"
@@ -91,8 +91,10 @@ def test_a_line_alone_is_named_too(browser, runs, tmp_path):
     path.write_text(report_page([RunSnapshot.load(runs[1])]))
     browser.get(path.as_uri())
     for figure in browser.find_elements(By.TAG_NAME, "figure"):
-        assert figure.find_element(By.CSS_SELECTOR, ".legend").text == "<b>leaky"
-        assert not figure.find_elements(By.TAG_NAME, "input")
+        is_calibration = figure.find_elements(By.CSS_SELECTOR, '[data-chart="calibration"]')
+        named = ["<b>leaky", *(["exact"] if is_calibration else [])]
+        assert figure.find_element(By.CSS_SELECTOR, ".legend").text.splitlines() == named
+        assert bool(figure.find_elements(By.TAG_NAME, "input")) == bool(is_calibration)
 
 
 def tabbed(browser):
@@ -205,7 +207,7 @@ def test_every_drawing_has_its_figures_as_a_table_without_scripts(report):
         assert head == [chart["x"], *(series["name"] for series in chart["series"])]
         for column, series in enumerate(chart["series"]):
             listed = {float(x): float(row[column]) for x, row in body.items() if row[column] != "-"}
-            assert listed == pytest.approx({x: y for x, y, *_ in series["points"]}, rel=1e-5)
+            assert listed == pytest.approx({float(f"{x:.6g}"): y for x, y, *_ in series["points"]}, rel=1e-5)
 
 
 def test_long_runs_are_drawn(browser, runs, tmp_path):

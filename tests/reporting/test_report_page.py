@@ -11,7 +11,6 @@ from selenium.webdriver.common.by import By
 
 from alidpfl.reporting import RunSnapshot
 from alidpfl.reporting.report_page import caveats, report_page
-from alidpfl.reporting.snapshot import QUANTITIES
 from alidpfl.runs import execute, load_config
 from alidpfl.store import RunDirectory
 from reproduction.grid import cells, load_grid
@@ -32,7 +31,7 @@ def test_it_opens_without_a_complaint_and_draws(browser, report):
     assert browser.get_log("browser") == []
     charts = {plot.get_attribute("data-chart") for plot in browser.find_elements(By.CSS_SELECTOR, ".plot")}
     of_results = {"fixed-small-mnist", "sequence-small-mnist", *(f"accuracy-small-mnist-{n}" for n in range(4))}
-    assert {*QUANTITIES} | of_results == charts
+    assert {"accuracy", "local_steps", "epsilon", "calibration"} | of_results == charts
     for plot in browser.find_elements(By.CSS_SELECTOR, ".plot svg"):
         assert plot.find_elements(By.CSS_SELECTOR, "path.series")
         assert plot.get_attribute("aria-label")
@@ -71,7 +70,7 @@ def test_results_are_summed_up_with_what_to_keep_in_mind(browser, report, result
     text = browser.find_element(By.TAG_NAME, "body").text
     assert "Table I rdp-paper 28 of 120" in text  # 7 methods, 4 columns
     assert "Table I pld 28 of 120" in text
-    assert "98.50 (n = 2) 97.58 +0.92" in text
+    assert "98.50 (2 seeds) 97.58 +0.92" in text
     listed = [item.text for item in browser.find_elements(By.CSS_SELECTOR, ".caveats li")]
     assert any("NOT cover ali_dpfl" in item for item in listed)
     assert any(results.name in item and "killers.json" in item for item in listed)
@@ -94,7 +93,7 @@ def test_a_grid_of_ones_own(tmp_path):
     assert command(grid, "-o", tmp_path / "r.html").exit_code == 2
     assert command(tmp_path / "results", grid, "-o", tmp_path / "r.html").exit_code == 0
     text = (tmp_path / "r.html").read_text()
-    assert "71.50 (n = 1)" in text
+    assert "71.50 (1 seed)" in text
     assert "1 of 1" in text
 
 
@@ -119,6 +118,55 @@ def test_the_split_is_shown_of_public_data_only(tmp_path):
     text = (tmp_path / "own.html").read_text()
     assert RunSnapshot.load(tmp_path / "own").facts()["clients"] == 2  # as the files say, not the configuration
     assert 'class="heat"' not in text  # label counts are the clients' own
+
+
+def test_all_metrics_have_intervals_and_trivial_values(browser, report, runs):
+    browser.get(report.as_uri())
+    (table,) = browser.find_elements(By.XPATH, "//table[starts-with(caption, 'All metrics')]")
+    rows = [
+        [cell.text for cell in row.find_elements(By.XPATH, "./*")] for row in table.find_elements(By.TAG_NAME, "tr")
+    ]
+    assert rows[0] == ["metric", "run", "value", "95 % interval", "trivial model"]
+    names = ["accuracy", "auc", "log_loss", "brier", "macro_f1", "calibration"]
+    assert [row[:2] for row in rows[1:]] == [[name, run.name] for name in names for run in runs]
+    summary = RunSnapshot.load(runs[0]).summary
+    low, high = summary["intervals"]["accuracy"]
+    accuracy, trivial = summary["accuracy"], summary["baselines"]["accuracy"]
+    assert rows[1][2:] == [f"{accuracy:.2f} %", f"{low:.2f} % to {high:.2f} %", f"{trivial:.2f} %"]
+    assert rows[-2][3] == "-"  # the calibration error has no interval
+
+
+def test_the_calibration_curve_has_bars_and_the_exact_line(browser, report, runs):
+    browser.get(report.as_uri())
+    plot = browser.find_element(By.CSS_SELECTOR, '.plot[data-chart="calibration"]')
+    drawn = {path.get_attribute("data-series") for path in plot.find_elements(By.CSS_SELECTOR, "path.series")}
+    assert drawn == {"careful", "<b>leaky", "exact"}
+    curves = [RunSnapshot.load(run).calibration() for run in runs]
+    bars = plot.find_elements(By.CSS_SELECTOR, "line.bar")
+    assert len(bars) == sum(map(len, curves)) > 4
+    for bar, part in zip(bars, curves[0], strict=False):
+        height = float(bar.get_attribute("y1")) - float(bar.get_attribute("y2"))
+        assert height > 0
+        assert part.low < part.high
+
+
+def test_a_run_on_numbers_is_shown_by_its_own_metric(runs):
+    """Without accuracy, R² stands in the table, among the facts and in the curve."""
+    import dataclasses
+
+    run = RunSnapshot.load(runs[0])
+    records = [dataclasses.replace(record, accuracy=None, metrics={"r2": 0.5}) for record in run.records]
+    summary = {**run.summary, "accuracy": None, "metrics": {"r2": 0.5}, "calibration": []}
+    found = dataclasses.replace(run, name="numbers", summary=summary, records=tuple(records))
+    text = report_page([found])
+    assert "<dt>r2</dt><dd>0.5</dd>" in text
+    assert '"r2":{"label":"test R² by round"' in text.replace("\\u00b2", "²")
+    assert "accuracy" not in re.sub(r"(?s)<script.*?</script>|<style.*?</style>", "", text)
+    assert 'data-chart="calibration"' not in text
+    both = report_page([found, run])
+    assert all(
+        part in both for part in ("<td>r2 0.5</td>", "<td>accuracy ", 'data-chart="r2"', 'data-chart="accuracy"')
+    )
 
 
 def test_a_page_is_not_called_otherwise(runs, tmp_path):

@@ -1,12 +1,14 @@
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from alidpfl.metrics import CalibrationBin
 from alidpfl.reporting import RunSnapshot, tables
 from alidpfl.reporting.report_page import caveats
-from alidpfl.reporting.snapshot import NOT_COVERED
+from alidpfl.reporting.snapshot import NOT_COVERED, quantities
 from alidpfl.reporting.tables import comparison, metric_cells, summary_table
 from alidpfl.store import RunDirectory
 from alidpfl.types import StopReason
@@ -266,3 +268,52 @@ def test_a_comparison_has_the_metrics_of_runs_that_have_them(tmp_path):
     cells = [[str(cell) for cell in column.cells] for column in table.columns]
     place = cells[0].index("metric auc")
     assert [column[place] for column in cells[1:]] == ["0.75", "-"]
+
+
+def test_the_accuracy_stands_once_with_its_interval(tmp_path):
+    found = {"metrics": {"accuracy": 63.21, "auc": 0.75}, "intervals": {"accuracy": [62.2, 64.4]}}
+    found |= {"baselines": {"accuracy": 11.35}}
+    snapshot = RunSnapshot.load(make_run(tmp_path / "run", summary={**SUMMARY, **found}))
+    table = rows(summary_table(snapshot))
+    assert table["accuracy"] == ["63.21 % (62.20 to 64.40), trivial 11.35 %"]
+    assert table["metric auc"] == ["0.75"]
+    assert rendered(summary_table(snapshot)).count("63.21") == 1
+    assert rows(*comparison([snapshot, snapshot], 200))["accuracy"] == table["accuracy"] * 2
+
+
+@pytest.mark.parametrize(
+    ("metrics", "name", "best", "number"),
+    [
+        ({"r2": 0.25, "rmse": 3.0}, "r2", "0.5", "4"),
+        ({"rmse": 3.0, "mae": 1}, "rmse", "2", "2"),
+        ({"auc": 0.25}, "auc", "0.5", "4"),
+    ],
+)
+def test_a_run_without_accuracy_is_shown_by_the_metric_of_its_task(tmp_path, metrics, name, best, number):
+    run = RunSnapshot.load(make_run(tmp_path / "run", summary={**SUMMARY, "accuracy": None, "metrics": metrics}))
+    values = {"r2": [0.1, 0.2, 0.3, 0.5, 0.25], "rmse": [4.0, 2.0, 5.0, 2.0, 3.0], "auc": [0.1, 0.2, 0.3, 0.5, 0.25]}[
+        name
+    ]
+    records = [
+        replace(record, accuracy=None, metrics={name: value}) for record, value in zip(run.records, values, strict=True)
+    ]
+    snapshot = replace(run, records=tuple(records))
+    assert snapshot.headline == name
+    table = rows(summary_table(snapshot))
+    assert (table[f"best {name}"], table["best in round"]) == ([best], [number])
+    assert table[f"metric {name}"] == [f"{metrics[name]:.4g}"]
+    assert not [heading for heading in table if "accuracy" in heading]
+    assert list(quantities([snapshot])) == [name, "local_steps", "epsilon"]
+    assert [value for _, value in snapshot.points(name)] == values
+    assert replace(snapshot, summary=None).headline == name  # while it runs
+
+
+def test_a_calibration_curve_of_edited_files_does_no_harm(tmp_path):
+    good = {"predicted": 0.25, "observed": 0.5, "low": 0.25, "high": 0.75, "count": 8}
+    edited = [{**good, "predicted": 0.125}, {**good, "low": None}, {**good, "high": float("nan")}, {}, 3, "x"]
+    for told, kept in (([good, *edited], [0.125, 0.25]), (None, []), ("x", []), ({"a": 1}, [])):
+        snapshot = RunSnapshot(name="a", path=tmp_path, config={}, summary={"calibration": told})
+        assert [part.predicted for part in snapshot.calibration()] == kept
+    assert RunSnapshot(name="a", path=tmp_path, config={}, summary={"calibration": [good]}).calibration() == [
+        CalibrationBin(**good)
+    ]

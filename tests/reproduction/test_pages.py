@@ -115,7 +115,7 @@ def test_figures_that_we_reach_are_counted():
 def test_figures_in_the_text_are_those_of_the_runs(real):
     _, known = made(OURS)
     found = differences.blocks(sources_of(real, known))
-    assert found["ali"] == "96.50 % (n = 1)"
+    assert found["ali"] == "96.50 % (1 seed)"
     assert found["early_ends"] == "not run"
 
 
@@ -138,7 +138,7 @@ def tally(grid, known, rule, against):
 def test_rules_are_compared_with_ratio_and_the_best_fixed_steps():
     grid, known = made(OURS)
     (row,), tallies = adaptivity.compared([grid], known)
-    assert row[4:] == ["94.00 (n = 1)", "τ = 3: +3.75", "+2.50", "-1.25", "+0.00", "-3.75", "+1.00", "-2.75"]
+    assert row[4:] == ["94.00 (1 seed)", "τ = 3: +3.75", "+2.50", "-1.25", "+0.00", "-3.75", "+1.00", "-2.75"]
     assert tallies[ALI, RATIO].all == Summary(1, 1, 0, 2.5)
     assert tallies[ALI, BEST].all == Summary(1, 0, 1, -1.25)
     assert tallies[CORRECTED, RATIO].all == Summary(1, 0, 0, 0.0)
@@ -257,7 +257,7 @@ def test_a_seed_that_one_fixed_step_lacks_is_left_out():
     ]
     del known[missing]
     row = adaptivity.compared([grid], known)[0][0]
-    assert row[4:8] == ["93.50 (n = 2)", "τ = 3: +3.75", "+2.50 (2 better, 0 worse)", "-1.25"]  # over seed 0
+    assert row[4:8] == ["93.50 (2 seeds)", "τ = 3: +3.75", "+2.50 (2 better, 0 worse)", "-1.25"]  # over seed 0
 
 
 def test_what_decided_the_steps_of_ali_is_counted():
@@ -287,7 +287,7 @@ def test_ali_is_compared_with_its_control_in_the_same_cells(real):
         known[cell.key] = dataclasses.replace(made_result(cell, accuracy), local_steps=steps)
     ((*place, early, against_early, gain, against_best),), tallies = adaptivity.control(grid, real.control, known)
     assert place == ["mnist", COLUMN, "rdp-paper"]
-    assert early == "95.75 (n = 2)"
+    assert early == "95.75 (2 seeds)"
     assert against_early == "+0.25 (1 better, 1 worse)"
     assert gain == "+2.25 (2 better, 0 worse)"
     assert against_best == "-"

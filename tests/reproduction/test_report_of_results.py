@@ -139,7 +139,7 @@ def test_a_recipe_beyond_its_epsilon_is_not_shown(tmp_path, wrong):
     line |= {"epsilon_allowed": 2.0, "epsilon": 1.9, "covers_everything": True}
     (tmp_path / "small.jsonl").write_text("")
     (tmp_path / "best.jsonl").write_text(json.dumps(line) + "\n")
-    assert "99.90 (n = 1)" in results_report(tmp_path).tables[0].rows[0]
+    assert "99.90 (1 seed)" in results_report(tmp_path).tables[0].rows[0]
     (tmp_path / "best.jsonl").write_text(json.dumps(line | wrong) + "\n")
     with pytest.raises(DataError, match=r"line 1 .*epsilon"):
         results_report(tmp_path)

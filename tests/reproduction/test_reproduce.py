@@ -238,7 +238,7 @@ def test_tables_in_every_format(ran):
     assert (ours["n"], ours["covered"]) == ("2", "True")
     markdown = FORMATS["markdown"](table)
     assert "| leaky * | rdp |" in markdown  # no ε covers it, and the table marks it
-    assert f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f} (n = 2)" in markdown
+    assert f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f} (2 seeds)" in markdown
     latex = FORMATS["latex"](table)
     assert latex.count(r"\\") >= 4
     assert r"$\pm$" in latex
@@ -251,7 +251,7 @@ def test_ours_stands_beside_the_papers(store):
         store.add(made_result(cell, 96.06 + 0.2 * cell.seed))
     table = make_table(grid, cells(grid, seeds=2, datasets=["mnist"]), store.all())
     markdown = FORMATS["markdown"](table)
-    assert "96.16 ± 0.14 (n = 2), paper 95.06, +1.10" in markdown
+    assert "96.16 ± 0.14 (2 seeds), paper 95.06, +1.10" in markdown
     assert "not run, paper 97.58" in markdown
     assert "2308.10457" in markdown
     assert "| ali_dpfl * | rdp-paper |" in markdown  # marked before it has been run
@@ -343,8 +343,8 @@ def test_looking_writes_nothing(store, tmp_path):
     page = tmp_path / "report.html"
     shown = subprocess.run(command("tables", "small", "--store", folder), capture_output=True, text=True, check=True)
     subprocess.run(command("report", folder, "-o", page), capture_output=True, check=True)
-    assert "50.00 (n = 1)" in shown.stdout
-    assert "50.00 (n = 1)" in page.read_text()
+    assert "50.00 (1 seed)" in shown.stdout
+    assert "50.00 (1 seed)" in page.read_text()
     assert [path.name for path in folder.iterdir()] == ["small.jsonl"]
 
 

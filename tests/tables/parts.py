@@ -24,6 +24,22 @@ sex = { kind = "category", values = ["f", "m"] }
 smoker = { kind = "flag" }
 """
 
+TARGETS = {
+    "class": TARGET,
+    "number": {"column": "days", "kind": "number", "low": 0, "high": 30},
+    "labels": {"columns": ["sepsis", "stroke", "pain"], "kind": "labels"},
+}
+_INLINE = {
+    "class": 'column = "died", kind = "class", values = ["no", "yes"]',
+    "number": 'column = "days", kind = "number", low = 0, high = 30',
+    "labels": 'kind = "labels", columns = ["sepsis", "stroke", "pain"]',
+}
+
+
+def toml(kind="class"):
+    """The text of a schema with a target of this kind."""
+    return TOML.replace(_INLINE["class"], _INLINE[kind])
+
 
 def schema(**changes):
     return parse_schema({"target": TARGET, "columns": COLUMNS, **changes})
@@ -48,11 +64,27 @@ def table(rows=200, seed=0):
     return found.with_columns(pl.when(~is_gone).then(pl.col("creatinine")).alias("creatinine"))
 
 
-def hospitals(folder, sizes=(150, 250), seed=0):
+def task_table(kind, rows=200, seed=0):
+    """Made-up patients with a target of this kind. Some stays are longer than the schema's bound."""
+    found = table(rows, seed)
+    if kind == "class":
+        return found
+    random = np.random.default_rng(1000 + seed)
+    age, smoker = found["age"].to_numpy(), (found["smoker"] == "yes").to_numpy()
+    found = found.drop("died")
+    if kind == "number":
+        days = 2 + 0.3 * (age - 18) + 8.0 * smoker + random.normal(size=rows)
+        return found.with_columns(days=pl.Series(days.clip(0).round(1)))
+    risks = {"sepsis": 0.1 * (age - 60), "stroke": 4.0 * smoker - 2, "pain": np.zeros(rows)}
+    flags = {name: risk + random.logistic(size=rows) > 0 for name, risk in risks.items()}
+    return found.with_columns(**{name: pl.Series(np.where(flag, "yes", "no")) for name, flag in flags.items()})
+
+
+def hospitals(folder, sizes=(150, 250), seed=0, kind="class"):
     """Write a schema and one CSV file for each client."""
-    (folder / "schema.toml").write_text(TOML)
+    (folder / "schema.toml").write_text(toml(kind))
     files = []
     for number, size in enumerate(sizes):
         files.append(folder / f"{['north', 'south', 'east', 'west'][number]}.csv")
-        table(size, seed + number).write_csv(files[-1])
+        task_table(kind, size, seed + number).write_csv(files[-1])
     return files

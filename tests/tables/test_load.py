@@ -70,17 +70,6 @@ def test_a_test_file_is_public_and_nothing_is_held_out(tmp_path):
         loaded(tmp_path, files=[tmp_path / "test.parquet"])
 
 
-@pytest.mark.parametrize(
-    "target", ['{ kind = "number", column = "age", low = 0, high = 9 }', '{ kind = "labels", columns = ["died"] }']
-)
-def test_targets_that_cannot_be_trained_on_yet(tmp_path, target):
-    files = hospitals(tmp_path)
-    lines = [line for line in TOML.splitlines() if not line.startswith(("target", "age"))]
-    (tmp_path / "schema.toml").write_text("\n".join([f"target = {target}", *lines]))
-    with pytest.raises(ConfigError, match=r"schema\.toml: target\.kind"):
-        loaded(tmp_path, files=files)
-
-
 def test_mistakes(tmp_path):
     files = hospitals(tmp_path)
     with pytest.raises(ConfigError, match="schema_file"):

@@ -128,6 +128,8 @@ def test_files_that_are_read(tmp_path):
         assert found.targets.tolist() == [0, 1]
     path.write_text('age,creatinine,sex,smoker,died\n40,1.1,"f\nf",yes,no\n50,2,m,no,yes\n')
     assert Encoder(schema()).encode(path).counts["sex"].other == 1
+    path.write_text('died,age,creatinine,sex,smoker\nno,40,1.1,"f""x",yes\nyes,50,2,m,\n')
+    assert Encoder(schema()).encode(path).counts["smoker"].missing == 1
 
 
 def test_missing_files_and_folders(tmp_path):

@@ -44,7 +44,7 @@ class TestDefaults:
     def test_they_come_from_the_schema(self, folder):
         chosen = with_table_defaults(config(folder))
         assert (chosen.model.name, chosen.policy) == ("linear", "ratio")
-        assert chosen.method.clip_norm == pytest.approx(math.sqrt(2 * 5) / (1 - rounding(128, 4)), abs=1e-4)
+        assert chosen.method.clip_norm == pytest.approx(math.sqrt(5 / 2) / (1 - rounding(128, 4)), abs=1e-4)
         assert chosen.method.learning_rate == pytest.approx(4 / 2.5)
         assert with_table_defaults(chosen) == chosen
 

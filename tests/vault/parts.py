@@ -58,8 +58,8 @@ def made_vault(tmp_path: Path, name: str = "vault", **changes) -> VaultFolder:
     if not records.exists():
         made_records(records)
     anchor = changes.pop("anchor", None)
+    source = FileSource(path=str(records), num_classes=changes.pop("num_classes", NUM_CLASSES))
     policy = make_policy(policy_values(**changes), "test")
-    source = FileSource(path=str(records), num_classes=NUM_CLASSES)
     enrol(tmp_path / name, source, policy, anchor=None if anchor is None else Path(anchor))
     return VaultFolder(path=tmp_path / name)
 

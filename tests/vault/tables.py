@@ -8,7 +8,7 @@ from alidpfl.tables.held_out import held_out_rows
 from alidpfl.vault.enrolment import TableSource, enrol
 from alidpfl.vault.folder import VaultFolder
 from alidpfl.vault.policy import make_policy
-from tests.tables.parts import COLUMNS, TARGET
+from tests.tables.parts import COLUMNS, TARGET, TARGETS
 
 from .parts import policy_values
 
@@ -20,18 +20,19 @@ def schema(**changes):
     return parse_schema({"target": TARGET, "columns": COLUMNS, "held_out": SHARE, **changes})
 
 
-def held_out(rows, key=KEY):
+def held_out(rows, key=KEY, kind="class"):
     """Return which rows the key holds out."""
-    return held_out_rows(Encoder(schema()).encode(rows, needs_target=True), SHARE, key)
+    return held_out_rows(Encoder(schema(target=TARGETS[kind])).encode(rows, needs_target=True), SHARE, key)
 
 
 def table_source(path: Path, **changes) -> TableSource:
     return TableSource(path=str(path), canonical_schema=schema(**changes).canonical(), held_out_key=KEY.hex())
 
 
-def table_vault(parent: Path, rows, **changes) -> VaultFolder:
+def table_vault(parent: Path, rows, kind="class", **changes) -> VaultFolder:
     """Write the rows as CSV and enrol them. Changes are those of `policy_values`."""
     parent.mkdir(parents=True, exist_ok=True)
     rows.write_csv(parent / "rows.csv")
-    enrol(parent / "vault", table_source(parent / "rows.csv"), make_policy(policy_values(**changes), "test"))
+    source = table_source(parent / "rows.csv", target=TARGETS[kind])
+    enrol(parent / "vault", source, make_policy(policy_values(**changes), "test"))
     return VaultFolder(path=parent / "vault")

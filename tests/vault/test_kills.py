@@ -20,6 +20,7 @@ from alidpfl.vault.messages import decode_answer
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultUnreachableError
 
 from .parts import MOST_STEPS, body, machine, made_vault, opened, served, spent
+from .test_queries import SERVICE, asked, evaluating
 
 STEPS = 2  # of every round here
 EFFECTS = tuple(module.__file__ for module in (answers_module, chain_module, rounds, ledger))
@@ -37,9 +38,18 @@ class LoggingTrainer:
 
     def _train(self, start, plan):
         os.write(self._file, b"x" * plan.steps)
-        return ClientUpdate(
-            client=plan.client, params=start + np.frombuffer(os.urandom(4 * len(start)), np.uint32).astype(np.float32)
-        )
+        return ClientUpdate(client=plan.client, params=start + _random(len(start)))
+
+    def release_job(self, asked):
+        def job(start):
+            os.write(self._file, b"x" * STEPS)
+            return _random(asked.query.layout.size)
+
+        return job
+
+
+def _random(size: int) -> np.ndarray:
+    return np.frombuffer(os.urandom(4 * size), np.uint32).astype(np.float32)
 
 
 def kill_at(line: int | None, effects=EFFECTS) -> dict:
@@ -97,6 +107,14 @@ def _own_machine(tmp_path):
 class Copy:
     """A copy of the template, its training log, and the answer that a child may have received."""
 
+    def content(self, vault, number: int) -> bytes:
+        """The request of a round of training."""
+        return body(round=number, steps=STEPS)
+
+    def charged(self) -> int:
+        """Steps that the ledger on the disk has booked."""
+        return spent(self.folder)
+
     def __init__(self, template: VaultFolder, tmp_path: Path) -> None:
         root = tmp_path / "copy"
         shutil.rmtree(root, ignore_errors=True)
@@ -113,13 +131,13 @@ class Copy:
     def ask(self) -> bytes:
         """Ask for round 1, and keep the answer like a server."""
         with opened(self.folder, LoggingTrainer(self.log)) as vault:
-            answer = vault.answer(body(round=1, steps=STEPS))
+            answer = vault.answer(self.content(vault, 1))
             self.seen.write_bytes(answer)
             return answer
 
     def check(self) -> str:
         """Check what must hold after a kill, and return what happened to the round."""
-        assert spent(self.folder) - STEPS >= self.trained
+        assert self.charged() - STEPS >= self.trained
         outcome = "answered before the kill" if self.seen.exists() else "answered after it"
         before = self.seen.read_bytes() if self.seen.exists() else None
         trained = self.trained
@@ -135,21 +153,53 @@ class Copy:
             assert code is RefusalCode.LOST
             assert before is None
             assert self.trained == trained  # not trained again under the same charge
-        assert spent(self.folder) == 2 * STEPS  # nothing is charged twice either
+        assert self.charged() == 2 * STEPS  # nothing is charged twice either
         with opened(self.folder, LoggingTrainer(self.log)) as vault:  # and the next round is served
-            vault.answer(body(round=2, steps=STEPS))
-        assert spent(self.folder) - STEPS >= self.trained
+            vault.answer(self.content(vault, 2))
+        assert self.charged() - STEPS >= self.trained
         return outcome
+
+
+class QueryCopy(Copy):
+    """The same for a query of held-out records. Each counts as `STEPS` here."""
+
+    def content(self, vault, number: int) -> bytes:
+        return asked(vault, round=number)
+
+    def charged(self) -> int:
+        return STEPS * len(self.folder.read(self.folder.policy())[1].charged("held_out"))
+
+
+@pytest.fixture(scope="module")
+def query_template(tmp_path_factory):
+    """A vault that has answered one query."""
+    root = tmp_path_factory.mktemp("queries")
+    with machine(root / "state"):
+        folder = evaluating(root, service={**SERVICE, "keep_answers": 1})
+        with opened(folder, LoggingTrainer(root / "unseen")) as vault:
+            vault.answer(asked(vault))
+    return folder
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_every_line_of_a_round(template, memory, every):
-    copy = Copy(template, memory)
+    check_every_line(Copy, template, memory, every)
+
+
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_every_line_of_a_query(query_template, memory, every):
+    check_every_line(QueryCopy, query_template, memory, every)
+
+
+def check_every_line(kind, template, memory, every):
+    """Kill a process at every such line of an answer, and check what it left."""
+    copy = kind(template, memory)
 
     def counted():
         with opened(copy.folder, LoggingTrainer(copy.log)) as vault:
+            content = copy.content(vault, 1)
             seen = kill_at(None)
-            vault.answer(body(round=1, steps=STEPS))
+            vault.answer(content)
             sys.settrace(None)
         (memory / "lines").write_text(str(seen["lines"]))
 
@@ -158,12 +208,13 @@ def test_killed_at_every_line_of_a_round(template, memory, every):
     assert total > 100
     outcomes = set()
     for line in range(1, total + 1, every):
-        copy = Copy(template, memory)
+        copy = kind(template, memory)
 
         def killed(copy=copy, line=line):
             with opened(copy.folder, LoggingTrainer(copy.log)) as vault:
+                content = copy.content(vault, 1)
                 kill_at(line)
-                vault.answer(body(round=1, steps=STEPS))
+                vault.answer(content)
 
         assert in_child(killed) == -signal.SIGKILL, line
         outcomes.add(copy.check())

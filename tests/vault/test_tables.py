@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.runs.tables import gradient_bound
+from alidpfl.runs.tables import default_clip_norm
 from alidpfl.tables import read_schema
 from alidpfl.tables.encode import Encoder
 from alidpfl.vault.client import VaultClient
@@ -190,7 +190,7 @@ def test_init_takes_its_defaults_from_the_schema(tmp_path):
     done = init(tmp_path / "vault", tmp_path / "rows.parquet")
     assert done.exit_code == 0, done.stderr
     policy = read_policy(tmp_path / "vault" / "policy.toml")
-    bound = gradient_bound(read_schema(tmp_path / "schema.toml"))
+    bound = default_clip_norm(read_schema(tmp_path / "schema.toml"), "linear")
     assert (policy.model.name, policy.limits.max_clip_norm) == ("linear", bound)
     with served(tmp_path / "vault") as client:
         info = client.info()

@@ -62,7 +62,7 @@ def _arms_of_step(subject: Subject, gradients: CanaryGradients, random: RandomSt
     clip_norm, sigma = subject.clip_norm, subject.noise_multiplier
 
     def moved(params: Tensor, record: Tensor, label: Tensor, copies: int) -> Tensor:
-        inputs, targets = record.expand(copies, *record.shape[1:]).contiguous(), label.expand(copies)
+        inputs, targets = (part.expand(copies, *part.shape[1:]).contiguous() for part in (record, label))
         return gradients.mean_total(params, inputs, targets, clip_norm, random)
 
     def length(candidate: _Candidate) -> float:
@@ -79,7 +79,7 @@ def _arms_of_step(subject: Subject, gradients: CanaryGradients, random: RandomSt
         # The step size cancels the divisor: the weights move by the noised sum of the last step alone.
         plans=tuple(_plan(subject, *rates, float(copies)) for rates in ((), (copies * _STANDING_STILL,))),
         params=params,
-        data={k: ClientData(inputs=inputs, targets=label.expand(2).contiguous(), rows=r) for k, r in rows.items()},
+        data={k: ClientData(inputs=inputs, targets=torch.cat([label, label]), rows=r) for k, r in rows.items()},
         reader=-shift / (distance * clip_norm),
         threshold=distance / clip_norm / 2,
         distance=distance / clip_norm,
@@ -137,20 +137,19 @@ def _plan(subject: Subject, *learning_rates: float) -> ClientPlan:
 
 
 def _candidates(subject: Subject, params: Tensor, random: RandomStream) -> Iterator[_Candidate]:
-    """Return weights, a record (1, ...) of noise and its label (1,)."""
-    noise, last = _noise(subject.inputs, random), subject.num_classes - 1
-    for weights, scale, label in product(_WEIGHT_SCALES, _SCALES, (0, last)):
-        yield params * weights, noise * scale, torch.full((1,), label, dtype=subject.targets.dtype)
+    """Return weights, a record (1, ...) of noise and its target (1, ...)."""
+    noise, targets = _noise(subject.inputs, random), subject.wrong_targets
+    for weights, scale, target in product(_WEIGHT_SCALES, _SCALES, (targets[:1], targets[-1:])):
+        yield params * weights, noise * scale, target
 
 
 def _opposites(subject: Subject, gradients: CanaryGradients, random: RandomStream) -> Iterator[_Candidate]:
     """Return weights and two records. The second pulls in the opposite direction, and more strongly."""
-    noise, last = _noise(subject.inputs, random), subject.num_classes - 1
-    labels = torch.tensor([0, last], dtype=subject.targets.dtype)
+    noise, labels = _noise(subject.inputs, random), subject.wrong_targets[[0, -1]]
     for scale in _SCALES[:2]:
         record = noise * scale
         yield _torn_weights(gradients, record, labels, random), torch.cat([record, record]), labels
-        yield gradients.params, torch.cat([record, -10 * record]), labels[:1].expand(2).contiguous()
+        yield gradients.params, torch.cat([record, -10 * record]), torch.cat([labels[:1], labels[:1]])
 
 
 def _torn_weights(gradients: CanaryGradients, record: Tensor, labels: Tensor, random: RandomStream) -> Tensor:

@@ -101,7 +101,8 @@ class Canaries:
     """m canaries."""
 
     inputs: Tensor  # (m, ...) made-up inputs
-    targets: Tensor  # (m,) random classes
+    targets: Tensor  # (m, ...) random ones of the subject's wrong targets
+    groups: Tensor  # (m,) the number of each canary's target
     strength: float  # mean norm of their clipped gradients at the initial weights, over C
     overlap: float  # root mean square cosine between two of their gradients there: 0 is best, 1 makes them the same
 
@@ -109,7 +110,8 @@ class Canaries:
 def make_canaries(subject: Subject, count: int, random: RandomStream) -> Canaries:
     """Return `count` canaries of the kind of noise (rough or smooth, small or large) that shows best."""
     gradients = CanaryGradients(subject.objective())
-    targets = (random.uniform(count) * subject.num_classes).long().to(subject.targets.dtype)
+    groups = (random.uniform(count) * len(subject.wrong_targets)).long()
+    targets = subject.wrong_targets[groups]
 
     def measured(inputs: Tensor) -> Canaries:
         tried, labels = inputs[:_TRIED], targets[:_TRIED]
@@ -121,7 +123,8 @@ def make_canaries(subject: Subject, count: int, random: RandomStream) -> Canarie
             lengths.append(float(alone.norm()) / clip_norm)
             cosines.append((products[torch.arange(len(tried)) != one] / clip_norm**2).square().mean())
         overlap = float(torch.stack(cosines).mean().sqrt())
-        return Canaries(inputs=inputs, targets=targets, strength=sum(lengths) / len(lengths), overlap=overlap)
+        strength = sum(lengths) / len(lengths)
+        return Canaries(inputs=inputs, targets=targets, groups=groups, strength=strength, overlap=overlap)
 
     def shows(canaries: Canaries) -> float:
         """Return the norm of a canary over the standard deviation of noise and other canaries in its batch."""

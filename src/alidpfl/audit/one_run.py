@@ -147,7 +147,7 @@ class _Observer(EngineWrapper):
         super().__init__(engine)
         self._gradients = CanaryGradients(subject.objective())
         self._canaries = canaries
-        self._groups = [canaries.targets == label for label in canaries.targets.unique()]
+        self._groups = [canaries.groups == number for number in canaries.groups.unique()]
         self.scores = torch.zeros(len(canaries.targets), dtype=torch.float64)  # higher: the canary is more likely in
 
     def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:

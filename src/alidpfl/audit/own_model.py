@@ -12,12 +12,12 @@ from torch import nn
 
 from alidpfl.audit.mixing import ModelAudit, SearchOptions, audit_model
 from alidpfl.config import Config
+from alidpfl.dpsgd import make_loss
 from alidpfl.errors import ConfigError
 from alidpfl.methods import Loss
 from alidpfl.models import make_model
-from alidpfl.registry import LOSSES
 from alidpfl.runs.data import load_data
-from alidpfl.types import default_loss
+from alidpfl.types import LOSS_KINDS, default_loss
 
 
 def audit_named_model(
@@ -49,17 +49,24 @@ def audit_named_model(
         DataError: The model cannot take such inputs.
     """
     options = options or SearchOptions()
-    loss = loss or config.model.loss or default_loss("class")
-    compute_loss: Loss = _imported(loss) if ":" in loss else LOSSES[loss]
-    make = _imported(name) if ":" in name else None
+    make, loss = _imported(name) if ":" in name else None, loss or config.model.loss
+    kind = LOSS_KINDS.get(loss or "", "class")
     if input_shape is None or num_classes is None:
         dataset = load_data(config, options.on_progress)
-        input_shape, num_classes = input_shape or dataset.input_shape, num_classes or dataset.num_classes
+        input_shape, num_classes = input_shape or dataset.input_shape, num_classes or dataset.num_outputs
+        kind = dataset.kind
+    compute_loss = _loss(loss or default_loss(kind), config)
     if make is None:
         model = make_model(name, input_shape, num_classes, hidden=config.model.hidden, seed=options.seed or 0)
     else:
         model = _made(make, name, input_shape, num_classes, options.seed or 0)
-    return audit_model(model, input_shape, loss=compute_loss, options=options)
+    targets = {"class": None, "number": torch.zeros(0), "labels": torch.zeros(0, num_classes)}[kind]
+    return audit_model(model, input_shape, loss=compute_loss, targets=targets, options=options)
+
+
+def _loss(name: str, config: Config) -> Loss:
+    found: Loss = _imported(name) if ":" in name else make_loss(name, level=config.model.quantile)
+    return found
 
 
 def _imported(name: str) -> Any:

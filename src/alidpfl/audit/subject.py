@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.config import Config
+from alidpfl.data.dataset import kind_of
 from alidpfl.dpsgd import RandomStream, cross_entropy
 from alidpfl.errors import ConfigError
 from alidpfl.federation.planning import make_ledger
@@ -17,7 +18,6 @@ from alidpfl.methods import Loss, Method, Objective
 from alidpfl.policies import Policy
 from alidpfl.privacy import GaussianRelease, Ledger, PrivacyBudget, SampledGaussian, epsilon
 from alidpfl.runs.data import load_data, simulation_data
-from alidpfl.runs.features import featured
 from alidpfl.runs.prepare import (
     accountant_of,
     build_model,
@@ -26,6 +26,7 @@ from alidpfl.runs.prepare import (
     make_settings,
     releases_before,
 )
+from alidpfl.runs.standardise import with_statistics
 from alidpfl.types import NoiseKind, OnProgress
 
 _LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # σ is kept within these; below, ε is beyond all claims
@@ -40,7 +41,7 @@ class Subject:
     inputs: Tensor = field(repr=False)
     """(n, ...) floating point: the inputs of the client's records."""
     targets: Tensor = field(repr=False)
-    """(n,) the classes of the records."""
+    """(n,) classes, (n,) numbers, or (n, k) labels of the records."""
     method: Method
     """Sets C, σ and the local loss."""
     policy: Policy
@@ -65,19 +66,27 @@ class Subject:
     def __post_init__(self) -> None:
         if not self.inputs.is_floating_point():
             raise ConfigError(f"inputs.dtype={self.inputs.dtype} must be floating point: canaries are made-up numbers")
-        if self.num_classes < 2:  # noqa: PLR2004
+        if len(self.wrong_targets) < 2:  # noqa: PLR2004
             raise ConfigError(
                 "the model has one output; an audit needs two or more classes, because it gives canaries wrong labels"
             )
 
     @property
-    def num_classes(self) -> int:
-        """Return the number of classes, by the shape of the model's output."""
+    def wrong_targets(self) -> Tensor:
+        """Return the made-up targets (m, ...) of canaries. The first and the last are opposites.
+
+        They are all classes, by the shape of the model's output; the numbers -1 and 1; or no label and all labels.
+        """
+        if (kind := kind_of(self.targets)) == "number":
+            return torch.tensor([-1.0, 1.0])
+        if kind == "labels":
+            width = self.targets.shape[1]
+            return torch.stack([torch.zeros(width), torch.ones(width)])
         with torch.no_grad():
             outputs = copy.deepcopy(self.model).eval()(self.inputs[:1])
         if outputs.ndim != 2:  # noqa: PLR2004
             raise ConfigError(f"the model's output has shape {tuple(outputs.shape)}; an audit needs (B, classes)")
-        return int(outputs.shape[1])
+        return torch.arange(outputs.shape[1], dtype=self.targets.dtype)
 
     @property
     def noise_multiplier(self) -> float:
@@ -122,7 +131,7 @@ def subject_of(config: Config, on_progress: OnProgress | None = None) -> Subject
     dataset = load_data(config, on_progress)
     data = simulation_data(config, dataset)
     if config.has_statistics:
-        dataset, _ = featured(config, dataset, data.clients, None, on_progress)
+        dataset, _ = with_statistics(config, dataset, data.clients, None, on_progress)
         data = simulation_data(config, dataset)
     own, settings = data.clients[0], make_settings(config, shows_private_data=False)
     settings = replace(settings, clients_per_round=None, time_limit=None, traffic_limit=None)

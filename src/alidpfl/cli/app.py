@@ -24,6 +24,7 @@ from alidpfl.cli.reproduction import add_commands
 from alidpfl.cli.run import run
 from alidpfl.cli.schema import schema_app
 from alidpfl.cli.show import compare, show
+from alidpfl.cli.statistics import statistics
 from alidpfl.cli.vault import vault_app
 from alidpfl.errors import AliDpflError, printable
 
@@ -43,8 +44,7 @@ class _Commands(typer.core.TyperGroup):
     def format_help(self, ctx: "click.Context", formatter: "click.HelpFormatter") -> None:
         """Print the commands by purpose, one line each, on one screen."""
         del ctx
-        formatter.write("Usage: alidpfl COMMAND [OPTIONS]\n")
-        formatter.write("Federated learning with differential privacy.\n")
+        formatter.write("Usage: alidpfl COMMAND [OPTIONS]: federated learning with differential privacy.\n")
         panel = None
         for name, command in self.commands.items():
             group = getattr(command, "rich_help_panel", None)
@@ -109,6 +109,7 @@ app.command(rich_help_panel=_TRAIN, short_help="Show a run: settings, results an
 app.command(rich_help_panel=_TRAIN, short_help="Compare several runs side by side.")(compare)
 app.command(rich_help_panel=_TRAIN, short_help="Write one self-contained page about runs or tables.")(report)
 app.command(rich_help_panel=_TRAIN, short_help="Predict classes of new rows by the model of a run.")(predict)
+app.command(rich_help_panel=_TRAIN, short_help="Show noised statistics of tables, charged to every client.")(statistics)
 app.command(rich_help_panel=_PLAN, short_help="Find the best use of a budget and a number of rounds.")(plan)
 app.command(rich_help_panel=_PLAN, short_help="Show how many steps a budget pays for, by each accountant.")(account)
 app.command(rich_help_panel=_CHECK, short_help="Try to refute the ε that a configuration claims.")(audit)

@@ -32,10 +32,10 @@ def audit(  # noqa: PLR0917 - they are options
     plot: Annotated[Path | None, Option(help="Draw the audit into this .svg or .png (needs matplotlib).")] = None,
     model: Annotated[
         str | None,
-        Option(metavar="NAME", help="Audit only whether this model mixes records. Or PACKAGE.MODULE:FACTORY."),
+        Option(metavar="NAME", help="Audit only whether this model mixes records: a name or PACKAGE.MODULE:FACTORY."),
     ] = None,
     loss: Annotated[
-        str | None, Option(metavar="NAME", help="With --model: the loss. Or PACKAGE.MODULE:FUNCTION.")
+        str | None, Option(metavar="NAME", help="With --model: the loss, a name or PACKAGE.MODULE:FUNCTION.")
     ] = None,
     input_shape: Annotated[
         str | None,

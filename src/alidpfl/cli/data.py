@@ -87,12 +87,14 @@ def show(
     plot: Annotated[Path | None, Option(help="Draw the split to this .svg or .png file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    r"""Show how many records of each class each client holds.
+    r"""Show how many records of each class each client holds, or how many records if there are no classes.
 
     Example:
       alidpfl data show strokes --clients 10 --partition dirichlet --beta 0.05 \
         --plot split.svg
     """
+    import numpy as np
+
     from alidpfl import data
     from alidpfl.data.own import TEST_FILE
     from alidpfl.data.partition import client_rows
@@ -105,7 +107,9 @@ def show(
     kind = partition or ("dirichlet" if dataset.natural_clients is None else "natural")
     rows = client_rows(dataset, kind, clients=clients, dirichlet_beta=beta, seed=seed)
     parts = [own.numpy() for own in rows]
-    counts = data.label_counts(dataset.train.targets.numpy(), parts, dataset.num_classes)
+    is_class = dataset.kind == "class"
+    labels = dataset.train.targets.numpy() if is_class else np.zeros(len(dataset.train), np.int64)
+    counts = data.label_counts(labels, parts, dataset.num_classes if is_class else 1)
     small = data.small_clients(parts, sample_rate)
     split = {"iid": "even split", "natural": "natural clients"}.get(kind, f"Dir({beta:g})")
     title = f"{name}: {len(parts)} clients, {split}, seed {seed}"

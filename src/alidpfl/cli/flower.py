@@ -41,6 +41,9 @@ def init(
     nodes: Annotated[int | None, Option(help="Nodes to wait for; by default data.clients.")] = None,
     simulation: Annotated[bool, Option("--simulation", help="For Flower's simulator: no vault, seeded noise.")] = False,
     no_evaluation: Annotated[bool, Option("--no-evaluation", help="The server has no public test data.")] = False,
+    statistics: Annotated[
+        bool, Option("--statistics", help="Ask for statistics of the tables; train nothing.")
+    ] = False,
 ) -> None:
     r"""Write the app folder of a run, with its settings.
 
@@ -71,8 +74,9 @@ def init(
         nodes=settings.data.clients if nodes is None else nodes,
         simulation=simulation,
         evaluate=not no_evaluation,
+        statistics=statistics,
     )
-    if not simulation:
+    if not simulation and not statistics:  # statistics train nothing
         refuse_what_nodes_cannot(settings, options, make_parts(settings).method)
         if settings.policy in ("ali", "corrected") and settings.method.heterogeneity is None:
             guess = make_settings(settings, shows_private_data=False).heterogeneity

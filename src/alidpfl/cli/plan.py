@@ -1,6 +1,7 @@
 """The command `plan`: find the best use of a budget before any data is used."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -14,7 +15,7 @@ from alidpfl.inputs.checks import as_bytes, as_seconds, option
 from alidpfl.registry import ACCOUNTANTS
 from alidpfl.types import VaultModel
 
-_COMPUTED_BY = ("inputs", "planner", "policies", "privacy")
+_COMPUTED_BY = ("dpsgd", "inputs", "planner", "policies", "privacy", "runs", "tables")
 _MODELS = get_args(VaultModel)
 
 
@@ -38,6 +39,9 @@ def plan(  # noqa: PLR0917 - they are options
         str, Option(help="cnn, compact_cnn, linear or mlp, for 1x28x28 images.", autocompletion=one_of(_MODELS))
     ] = "compact_cnn",
     num_params: Annotated[int | None, Option(help="Number of parameters, for a model of your own.")] = None,
+    schema: Annotated[
+        Path | None, Option(help="Plan for the linear model of this table, and compare clip norms on made-up rows.")
+    ] = None,
     smallest_client: Annotated[int | None, Option(help="Records of the smallest client. Default: equal sizes.")] = None,
     heterogeneity: Annotated[float, Option(help="Γ: 10 at Dir(0.05), 5 at Dir(0.5), 1 at Dir(1), 0 IID.")] = 5.0,
     curvature: Annotated[float | None, Option(help="μ, if an earlier run measured it.")] = None,
@@ -58,6 +62,7 @@ def plan(  # noqa: PLR0917 - they are options
     del request["plot"], request["html"], request["as_json"]
     request["time_limit"] = option("time_limit", time_limit, as_seconds)
     request["traffic_limit"] = option("traffic_limit", traffic_limit, as_bytes)
+    request["schema"] = None if schema is None else _canonical(schema)
     from alidpfl.store.cache import cached
 
     # A plan that was made before comes from the cache, and nothing heavy is loaded.
@@ -80,12 +85,28 @@ def plan(  # noqa: PLR0917 - they are options
     print_written(plot, html)
 
 
+def _canonical(schema: Path) -> str:
+    from alidpfl.tables import read_schema
+
+    return read_schema(schema).canonical()
+
+
 def _computed(request: dict[str, Any]) -> dict[str, Any]:
     with progress_bar("loading the accountants") as show:
         from alidpfl.inputs.names import named
         from alidpfl.planner import MODEL_SIZES, PlanRequest, make_plan
+        from alidpfl.tables import Schema
 
         given = dict(request)
-        model, num_params = given.pop("model"), given.pop("num_params")
-        given["num_params"] = named("model", model, MODEL_SIZES) if num_params is None else num_params
-        return make_plan(PlanRequest(**given), on_progress=show).to_json()
+        model, num_params, table = given.pop("model"), given.pop("num_params"), given.pop("schema")
+        schema = None if table is None else Schema.from_canonical(table, "--schema")
+        if num_params is None:
+            of_model = named("model", model, MODEL_SIZES)
+            num_params = of_model if schema is None else (schema.width + 1) * schema.num_outputs
+        plan = make_plan(PlanRequest(**given, num_params=num_params), on_progress=show)
+        if schema is None:
+            return plan.to_json()
+        from alidpfl.runs.clip_norms import try_clip_norms
+
+        trials = try_clip_norms(schema, plan.request, plan.setting, on_share=lambda share: show("training", share))
+        return {**plan.to_json(), "clip_norms": [asdict(trial) for trial in trials]}

@@ -1,7 +1,7 @@
 """The command `predict`: scores of new rows by the model of a run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -14,10 +14,10 @@ def predict(
     table: Annotated[Path, Argument(help="CSV or Parquet file with new rows, as the schema describes them.")],
     out: Annotated[Path | None, Option("--out", "-o", help="CSV file to write. Default: print it.")] = None,
 ) -> None:
-    """Predict classes for the rows of a table, in their order.
+    """Predict classes, numbers or labels for the rows of a table, in their order.
 
     The model carries its schema, so raw rows are enough. The target's column
-    may be missing. A prediction is about the row alone: it costs no ε.
+    may be missing. A prediction reads no training record, so it costs no ε.
 
     Example:
       alidpfl predict runs/hospitals new.csv -o scores.csv
@@ -31,8 +31,14 @@ def predict(
     scores = model.predict(table)
     import polars as pl
 
-    named = {f"probability_{name}": scores[:, number] for number, name in enumerate(model.classes)}
-    content = pl.DataFrame({"predicted": [model.classes[best] for best in scores.argmax(1)], **named}).write_csv()
+    columns: dict[str, Any] = {}
+    if model.kind == "class":
+        columns["predicted"] = [model.classes[best] for best in scores.argmax(1)]
+    elif model.kind == "number":
+        columns["predicted"] = scores
+    for number, name in enumerate(model.classes or model.labels):
+        columns[f"probability_{name}"] = scores[:, number]
+    content = pl.DataFrame(columns).write_csv()
     if out is None:
         typer.echo(content, nl=False)
         return

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -95,14 +96,22 @@ def run(  # noqa: PLR0917 - they are options
             from alidpfl.runs.tables import plans_itself, with_table_defaults
 
             settings = with_table_defaults(settings)
-            if plan is not None or plans_itself(settings):
-                settings = screen.planned(settings, max_epochs)
-            from alidpfl.runs import execute
+            from alidpfl.runs.data import secret_key
+            from alidpfl.runs.execute import execute, simulated
 
+            key = secret_key(settings)  # of the plan and of the run: both read the same training rows
+            if plan is not None or plans_itself(settings):
+                settings = screen.planned(settings, max_epochs, key)
             name = f"{settings.data.name}-{settings.method.name}-{settings.policy}-{time.strftime('%Y%m%d-%H%M%S')}"
             folder = out or Path("runs") / name
             with screen.explaining_interrupts(folder):
-                outcome = execute(settings, folder, listener=screen.listener(), tensorboard=tensorboard)
+                outcome = execute(
+                    settings,
+                    folder,
+                    listener=screen.listener(),
+                    tensorboard=tensorboard,
+                    preparation=partial(simulated, held_out_key=key),
+                )
     _report(outcome, as_json)
     if outcome.stop_reason == "interrupted":
         raise typer.Exit(_EXIT_INTERRUPTED)
@@ -144,17 +153,21 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
     show(Path(outcome.out))
     if outcome.weakness is not None:
         typer.echo(f"warning: {outcome.weakness}", err=True)
-    made = " (synthetic data)" if outcome.is_synthetic else ""
-    result = "not evaluated" if outcome.loss is None else f"{_result(outcome)}{made}"
-    typer.echo(f"{result} at {_claim(outcome)}; kept in {outcome.out}")
+    typer.echo(f"{_result(outcome)} at {_claim(outcome)}; kept in {outcome.out}")
 
 
 def _result(outcome: "Outcome") -> str:
-    """Return the metrics that stand for the task, or the loss if there is none."""
-    if outcome.accuracy is not None:
-        return f"accuracy {outcome.accuracy:.2f} %"
-    names = [name for name in ("r2", "rmse", "auc") if name in outcome.metrics]
-    return ", ".join(f"{name} {outcome.metrics[name]:.4g}" for name in names) or f"loss {outcome.loss:.4g}"
+    """Return the metric that stands for the task with its interval, or the loss if there is none."""
+    from alidpfl.metrics import headline
+    from alidpfl.reporting.tables import metric_text
+
+    made = " on synthetic data" if outcome.is_synthetic else ""
+    if (name := headline(outcome.metrics)) is None:
+        if outcome.loss is None:
+            return "not evaluated"
+        known = ("loss", outcome.loss) if outcome.accuracy is None else ("accuracy", outcome.accuracy)
+        return f"{known[0]} {metric_text(*known)}{made}"
+    return f"{name} {metric_text(name, outcome.metrics[name], outcome.intervals.get(name))}{made}"
 
 
 def _claim(outcome: "Outcome") -> str:
@@ -194,7 +207,7 @@ class _Screen:
         self._progress = moving_line(DESCRIPTION, BAR, TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
         self._console = self._progress.console
         self._task = self._progress.add_task("", total=None, facts="")
-        self._accuracy = ""
+        self._seen = ""
         self._prepared: Prepared | None = None
         self._rounds_done = 0
 
@@ -209,16 +222,19 @@ class _Screen:
         """Show a slow step and the share of it that is done."""
         self._progress.update(self._task, description=what, total=1.0, completed=share or 0.0)
 
-    def planned(self, config: "Config", max_epochs: float | None) -> "Config":
+    def planned(self, config: "Config", max_epochs: float | None, held_out_key: bytes | None) -> "Config":
         """Return the configuration with sampling rate and noise chosen, and print them."""
+        from alidpfl.planner import weak_signal
         from alidpfl.runs.auto_plan import planned
 
-        chosen, setting = planned(config, max_epochs=max_epochs, on_progress=self.show)
+        chosen, setting = planned(config, held_out_key=held_out_key, max_epochs=max_epochs, on_progress=self.show)
         self._console.print(
             f"plan: q = {setting.sample_rate:g}, σ = {setting.noise_multiplier:g}, {setting.steps} steps, "
             f"{setting.epochs:.3g} epochs; policy {chosen.policy} divides the steps among the rounds",
             highlight=False,
         )
+        if (weakness := weak_signal(setting)) is not None:
+            self._say("warning:", "yellow", weakness)
         return chosen
 
     def listener(self) -> "Listener":
@@ -265,14 +281,15 @@ class _Screen:
             typer.echo(f"{head} {text}", err=True)
 
     def _round(self, record: "RoundRecord", seconds: float) -> None:
+        from alidpfl.metrics import headline_text
         from alidpfl.reporting.tables import rounded_up
 
-        if record.accuracy is not None:
-            self._accuracy = f"  accuracy {record.accuracy:.1f} %"
+        if found := headline_text(record.accuracy, record.metrics, digits=1):
+            self._seen = f"  {found}"
         self._rounds_done = record.number
         total, spent = self._progress.tasks[0].total, rounded_up(record.epsilon)
-        facts = f"round {record.number}/{total:.0f}  τ {record.local_steps}  ε {spent}{self._accuracy}"
+        facts = f"round {record.number}/{total:.0f}  τ {record.local_steps}  ε {spent}{self._seen}"
         self._progress.update(self._task, completed=record.number, facts=facts)
         # On a pipe a line for each evaluation, and one for the first round: it tells that, and how fast, it goes.
-        if not self._console.is_terminal and (record.accuracy is not None or record.round == 0):
+        if not self._console.is_terminal and (found or record.round == 0):
             typer.echo(f"{facts}  {seconds:.1f} s a round" if record.round == 0 else facts, err=True)

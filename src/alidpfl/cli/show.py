@@ -96,12 +96,12 @@ def _client_names(snapshot: "RunSnapshot") -> list[str]:
 
 def _curves(snapshots: "Sequence[RunSnapshot]") -> list[str]:
     from alidpfl.reporting import Series, plot, supports_unicode
-    from alidpfl.reporting.snapshot import QUANTITIES
+    from alidpfl.reporting.snapshot import quantities
 
     unicode = supports_unicode(sys.stdout)
     width = max(_NARROWEST_PLOT, min(_WIDEST_PLOT, Console().width - _ROOM_FOR_AXES))
     found = []
-    for quantity, title in QUANTITIES.items():
+    for quantity, title in quantities(snapshots).items():
         shown = title if unicode else title.replace("τ", "tau").replace("ε", "epsilon")
         series = [Series(label=s.name, points=s.points(quantity)) for s in snapshots]
         if max((len(line.points) for line in series), default=0) != 1:  # one point is no curve

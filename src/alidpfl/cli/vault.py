@@ -1,6 +1,7 @@
 """`alidpfl vault`: enrol a data set, serve it, and show what it has spent."""
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -13,12 +14,14 @@ from alidpfl.cli.completion import complete_partition, one_of
 from alidpfl.cli.options import AsJson
 from alidpfl.errors import ConfigError
 from alidpfl.registry import DATASETS
-from alidpfl.types import AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultModel
+from alidpfl.types import AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultLoss, VaultModel
 
 if TYPE_CHECKING:
     from alidpfl.tables import Schema
     from alidpfl.vault.enrolment import FileSource, SplitSource, TableSource
     from alidpfl.vault.rounds import Vault
+
+_STATISTICS_ROOM = 1.01
 
 vault_app = typer.Typer(
     no_args_is_help=True,
@@ -52,7 +55,7 @@ def init(
     delta: Annotated[float, Option(help="δ, well below one over the number of records.")],
     sample_rate: Annotated[float, Option(help="Largest q, the probability that a record joins a batch.")],
     min_noise_multiplier: Annotated[float, Option(help="Least σ.")],
-    max_steps_per_round: Annotated[int, Option(help="Largest τ.")],
+    max_steps_per_round: Annotated[int, Option(help="Largest τ, the number of local steps in a round.")],
     schema: Annotated[Path | None, Option(help="Schema of your table; a copy of it is enrolled.")] = None,
     max_clip_norm: Annotated[
         float | None, Option(help="Largest C; with --schema, by default the C that a run takes.")
@@ -64,7 +67,7 @@ def init(
     max_rounds: Annotated[int, Option(help="Rounds that the vault serves in all.")] = 10_000,
     on_excess: Annotated[OnExcess, Option(help="What to do with steps beyond the limit or the budget.")] = "cut",
     accounting: Annotated[
-        AccountingKind, Option(help="planned charges every step at q and the least σ; filter at its own σ.")
+        AccountingKind, Option(help="planned charges each step at the largest q and least σ, filter at its own.")
     ] = "planned",
     accountant: Annotated[
         AccountantName,
@@ -77,7 +80,22 @@ def init(
         Option(metavar="NAME", help="cnn, compact_cnn (the default), linear (the default of tables) or mlp."),
     ] = None,
     hidden: Annotated[int, Option(help="Width of mlp's hidden layer.")] = 128,
+    loss: Annotated[
+        VaultLoss | None,
+        Option(metavar="NAME", help="The loss; by default the usual one of classes, numbers or labels."),
+    ] = None,
+    quantile: Annotated[float, Option(help="Level of the loss quantile.")] = 0.5,
+    statistics_noise: Annotated[
+        float | None,
+        Option(
+            help="Release statistics of a table: all together spend as much as one with this σ. 0: none. Default: a "
+            "hundredth of the budget for targets that are no classes, else none."
+        ),
+    ] = None,
     num_classes: Annotated[int | None, Option(help="Number of classes in your file: public, so you give it.")] = None,
+    no_evaluate: Annotated[
+        bool, Option("--no-evaluate", help="Answer no noised evaluations on the rows that --schema holds out.")
+    ] = False,
     keep_answers: Annotated[int, Option(help="Number of answers to keep, for repeated requests.")] = 20,
     anchor: Annotated[Path | None, Option(help="File on another disk to detect a restored copy of the folder.")] = None,
     client: Annotated[int, Option(help="Trial: number of the client, from 0.")] = 0,
@@ -107,13 +125,14 @@ def init(
 
     table = None if schema is None else _read_table_schema(schema, data)
     model = model or ("compact_cnn" if table is None else "linear")
-    clip_norms = {"min_clip_norm": min_clip_norm, "max_clip_norm": _largest_clip_norm(max_clip_norm, table, model)}
+    largest = _largest_clip_norm(max_clip_norm, table, model, loss, quantile)
+    clip_norms = {"min_clip_norm": min_clip_norm, "max_clip_norm": largest}
     values = {
         "noise": noise,
         "budget": {"epsilon": epsilon, "delta": delta},
         "accounting": {"kind": accounting, "accountant": accountant},
         "terms": {"sample_rate": sample_rate, "min_noise_multiplier": min_noise_multiplier, "release": release},
-        "model": {"name": model, "hidden": hidden},
+        "model": {"name": model, "hidden": hidden, "loss": loss, "quantile": quantile},
         "limits": {
             "max_steps_per_round": max_steps_per_round,
             "max_noise_multiplier": max_noise_multiplier,
@@ -122,6 +141,8 @@ def init(
             **clip_norms,
         },
         "service": {"keep_answers": keep_answers},
+        "evaluation": {} if table is not None and table.held_out > 0 and not no_evaluate else None,
+        "statistics": _statistics(statistics_noise, table, model, epsilon, delta),
     }
     split = {"partition": partition, "dirichlet_beta": beta, "seed": split_seed, "validation": validation}
     source = _source(data, num_classes, {"client": client, "clients": clients, **split}, table)
@@ -133,9 +154,12 @@ def init(
         typer.echo(f"warning: {weakness}. {way_back}", err=True)
     if table is not None and table.person is not None:
         typer.echo(f"warning: {ROW_LEVEL}", err=True)
+    held_out = ""
+    if policy.evaluation is not None:
+        held_out = "Rows that the schema holds out are for evaluations with noise; their number stays private. "
     serve = f"alidpfl vault serve --dir {folder}" + (f" --anchor {anchor}" if anchor else "")
     typer.echo(
-        f"enrolled {enrolment.num_records} records in {folder}; this number is public from now on. Read "
+        f"enrolled {enrolment.num_records} records in {folder}; this number is public from now on. {held_out}Read "
         f"{folder / 'policy.toml'}, then run: {serve}"
     )
 
@@ -144,7 +168,7 @@ def init(
 def serve(
     folder: Folder,
     socket: Annotated[Path | None, Option(help="Socket to listen on; by default vault.sock in the folder.")] = None,
-    group: Annotated[str | None, Option(help="Group that may connect too (0660); needs --socket elsewhere.")] = None,
+    group: Annotated[str | None, Option(help="Group that may connect too; needs a --socket outside --dir.")] = None,
     head: Annotated[str | None, Option(help="counter:hash that status printed; refuse a ledger without it.")] = None,
     anchor: Annotated[Path | None, Option(help="The vault's anchor; refuse a ledger with another or none.")] = None,
 ) -> None:
@@ -222,6 +246,24 @@ def _tell_anchor(anchor: Path, folder: Path) -> None:
     )
 
 
+def _statistics(
+    given: float | None, table: "Schema | None", model: str, epsilon: float, delta: float
+) -> dict[str, float] | None:
+    """Return the terms of statistics: as the owner says, or else what a run with the same budget asks for."""
+    from alidpfl.privacy import PrivacyBudget
+    from alidpfl.runs.tables import default_statistics_noise
+
+    if given is not None:
+        if given and table is None:
+            raise ConfigError(f"--statistics-noise {given:g} is for tables; give a --schema, or leave it out")
+        return {"noise_multiplier": given} if given else None
+    if table is None or table.target.kind == "class" or model != "linear":
+        return None
+    # A little below what a run asks for: one release must fit in spite of rounding.
+    usual = default_statistics_noise(PrivacyBudget(epsilon=epsilon, delta=delta))
+    return {"noise_multiplier": float(f"{usual / _STATISTICS_ROOM:.4g}")}
+
+
 def _read_table_schema(schema: Path, data: str) -> "Schema":
     from alidpfl.tables import read_schema
     from alidpfl.tables.read import SUFFIXES
@@ -231,7 +273,9 @@ def _read_table_schema(schema: Path, data: str) -> "Schema":
     return read_schema(schema)
 
 
-def _largest_clip_norm(given: float | None, table: "Schema | None", model: str) -> float:
+def _largest_clip_norm(
+    given: float | None, table: "Schema | None", model: str, loss: str | None, quantile: float
+) -> float:
     """Return the largest C. By default, a run's own C for this schema and model is allowed, and no larger one."""
     from alidpfl.runs.tables import default_clip_norm
 
@@ -239,7 +283,7 @@ def _largest_clip_norm(given: float | None, table: "Schema | None", model: str) 
         return given
     if table is None:
         raise ConfigError("give --max-clip-norm: the largest C that you accept, such as 1")
-    return default_clip_norm(table, model)
+    return default_clip_norm(table, model, loss, quantile)
 
 
 def _source(
@@ -257,8 +301,6 @@ def _source(
     if Path(data).suffix.lower() in (".csv", ".parquet"):
         raise ConfigError(f"--data {data} is a table: give its --schema, such as schema.toml")
     names, is_file = get_args(SplitSource.model_fields["name"].annotation), data.endswith(".npz")
-    if is_file and num_classes is None:
-        raise ConfigError("give --num-classes: computed from the labels, it would reveal something about them")
     if not is_file and data not in names:
         raise ConfigError(f"--data {data}: give your own .npz file, or for a trial one of {', '.join(names)}")
     kind: type[FileSource | SplitSource] = FileSource if is_file else SplitSource
@@ -307,6 +349,8 @@ def _print_status(told: dict[str, Any], folder: Path) -> None:
     lost = f"; {told['rounds_lost']} more charged and lost" if told["rounds_lost"] else ""
     served = f"{told['rounds_released']} in {told['runs']} runs{lost}; at most {told['rounds_left']} more"
     table.add_row("rounds served", served)
+    for row in _query_rows(told):
+        table.add_row(*row)
     if told["slot"] is not None:
         table.add_row("time slot", f"{told['slot']['round']:.3g} s and {told['slot']['step']:.3g} s a step")
     table.add_row("slots overrun", str(told["overruns"]))
@@ -325,3 +369,14 @@ def _print_status(told: dict[str, Any], folder: Path) -> None:
     table.add_row("head", told["head"])
     table.add_row("anchor", told["anchor"] or "none: write the head down elsewhere")
     wide_console().print(table)
+
+
+def _query_rows(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Return what queries have spent, for each part of the records that they may read."""
+    from alidpfl.reporting.tables import rounded_up
+
+    for part, what in (("evaluation", "held-out rows"), ("statistics", "statistics")):
+        if (found := told[part]) is not None:
+            spent = f"ε {rounded_up(found['epsilon_spent'])} of {found['epsilon']:g}"
+            share = f"{100 * found['share_spent']:.3g} % of what they may spend"
+            yield what, f"{found['answered']} queries answered: {spent}, {share}; at most {found['left']} more"

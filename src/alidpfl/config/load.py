@@ -85,6 +85,8 @@ def _full_key(key: str) -> str:
     if "." in key:
         return key
     homes = [section for section, names in keys().items() if key in names]
+    if len(homes) > 1:  # epsilon alone means that of the training
+        homes = [section for section in homes if section != "evaluation"]
     if len(homes) == 1:
         return f"{homes[0]}.{key}"
     if homes:
@@ -113,7 +115,7 @@ def _explained(problem: Any, values: Mapping[str, Any]) -> str:
 
 def _hint(path: list[str]) -> str:
     """Return the key that was probably meant, or else the keys that exist."""
-    homes = {name: f"{section}.{name}" for section, names in keys().items() for name in names}
+    homes = {name: f"{section}.{name}" for section, names in reversed(keys().items()) for name in names}
     if path[-1] in homes:
         return f"did you mean {homes[path[-1]]}?"
     if len(path) == 1:

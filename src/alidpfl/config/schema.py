@@ -17,13 +17,7 @@ from alidpfl.types import NoiseKind, Release
 if TYPE_CHECKING:
     from alidpfl.privacy import PrivacyBudget
 
-STATISTICS = 2
-"""Number of releases, and of rounds, that `scatter_linear` needs before its training."""
-
-STATISTICS_SETTINGS = (
-    *(("model", key) for key in ("frequencies", "upright", "positions", "learned", "deviation_clip")),
-    ("privacy", "statistics_noise"),
-)
+FEATURE_SETTINGS = tuple(("model", key) for key in ("frequencies", "upright", "positions", "learned", "deviation_clip"))
 """Settings that only `scatter_linear` reads."""
 
 # Left out of config.toml at their defaults: runs and results that are older than these settings keep their identity.
@@ -35,6 +29,7 @@ _LATER_SETTINGS: dict[tuple[str, str], Any] = {
     ("federation", "signal_limit"): 2.0,
     ("federation", "aggregation"): "mean",
     ("federation", "trim"): 0.3,
+    ("evaluation", "releases"): 5,
 }
 _OWN = frozenset({"npz", "table"})  # the user's own records, one client for each file
 _WITH_CLIENTS = _OWN | {"synthetic"}  # data sets that say who holds what
@@ -101,10 +96,19 @@ class DataSection(_Section):
         strict=False,  # TOML has lists, not tuples
         example=["north.csv", "south.csv"],
     )
+    standardise: Literal["none", "private"] | None = _setting(
+        None,
+        "`table`: `private` centres and scales rows by noised means and mean squares, which every client releases and "
+        "pays for before the first round. `none` takes rows as the schema encodes them. Default: `private` for "
+        "number and labels targets with the model `linear`, else `none`.",
+        example="private",
+    )
     partition: Literal["iid", "dirichlet", "natural"] | None = _setting(
         None, "Split of the records. Default: `dirichlet`, or `natural` if the data set says who holds what."
     )
-    dirichlet_beta: float = _setting(0.5, "Skew of the labels between clients. Smaller is harder.", gt=0)
+    dirichlet_beta: float = _setting(
+        0.5, "β: how unequally labels are spread over clients. Smaller is more unequal.", gt=0
+    )
     clients: int = _setting(10, "Number of clients.", ge=1, le=1_000_000)
     min_samples: int = _setting(10, "Fewest records of a client in a Dirichlet split.", ge=1)
     validation: float = _setting(
@@ -135,13 +139,15 @@ class ModelSection(_Section):
     loss: LossName | None = _setting(
         None,
         "The loss of each record. Default, by the kind of the targets: `cross_entropy` for classes, `squared` for "
-        "numbers (also `huber`, `poisson`, `quantile`), `binary` for labels.",
+        "numbers, `binary` for several flags. For numbers you can also choose `huber`, `poisson` or `quantile`.",
         example="squared",
     )
     quantile: float = _setting(0.5, "`quantile`: the quantile to learn; 0.5 is the median.", gt=0, lt=1)
     hidden: int = _setting(128, "`mlp`: width of its hidden layer.", ge=1, le=100_000)
     frequencies: int = _setting(
-        6, "`scatter_linear`: keep scattering coefficients up to this sum of row and column frequency.", ge=0
+        6,
+        "`scatter_linear`: keep the coefficients whose row and column frequencies add up to at most this number.",
+        ge=0,
     )
     upright: bool = _setting(False, "`scatter_linear`: centre every image and set it upright first, for handwriting.")
     positions: Annotated[Literal[1, 2, 4], BeforeValidator(_whole)] = _setting(
@@ -187,7 +193,10 @@ class PrivacySection(_Section):
         "at a time.",
     )
     statistics_noise: float = _setting(
-        10.0, "`scatter_linear`: σ of each of the two releases that centre and scale its features.", gt=0
+        10.0,
+        "σ of each release that centres and scales: two for the features of `scatter_linear`, one for rows with "
+        '`data.standardise = "private"`. Default for tables: a hundredth of the budget.',
+        gt=0,
     )
     unsafe: tuple[Literal["unaccounted-signals"], ...] = _setting(
         (),
@@ -219,8 +228,8 @@ class MethodSection(_Section):
     )
     heterogeneity: float | None = _setting(
         None,
-        "Γ of Lemma 2: how far the clients' optima lie apart. Default: the paper's value for `data.dirichlet_beta`; 0 "
-        "for `iid`, 1 for `natural`. Set it yourself in a deployment.",
+        "Γ of Lemma 2: how much the clients' best models differ. Default: the paper's value for `data.dirichlet_beta`; "
+        "0 for `iid`, 1 for `natural`. Set it yourself in a deployment.",
         ge=0,
         example=5.0,
     )
@@ -252,8 +261,8 @@ class FederationSection(_Section):
     )
     max_client_weight: float | None = _setting(
         None,
-        "Cap on one client's share of the average. A round counts only if enough clients answer for every share to "
-        "stay within it. Default: no cap. `alidpfl flower init` writes 0.5, because a node states its own size.",
+        "Cap on one client's share of the average. A round counts only if so many clients answer that no share "
+        "exceeds it. Default: no cap. `alidpfl flower init` writes 0.5, because a node states its own size.",
         gt=0,
         le=1,
     )
@@ -269,12 +278,12 @@ class FederationSection(_Section):
     )
     signal_limit: float = _setting(
         2.0,
-        "The signal in an update, which is what is left without its known noise, counts for at most this many times "
-        "the round's median signal. A large number such as 1e9 switches it off.",
+        "Limit on the signal in an update, in multiples of the round's median signal. The signal is the part that is "
+        "not noise. A large number such as 1e9 switches the limit off.",
         ge=1,
     )
     aggregation: AggregationName = _setting(
-        "mean", "How updates are averaged. All but `mean` limit what a minority of hostile clients can do further."
+        "mean", "How updates are averaged. All but `mean` further limit what a minority of hostile clients can do."
     )
     trim: float = _setting(
         0.3, "`trimmed_mean`: share of the weight that is left out at each end of every coordinate.", ge=0, lt=0.5
@@ -300,7 +309,7 @@ class RunSection(_Section):
     name: str | None = _setting(
         None,
         "Name of the run. Seeded noise is keyed by it. Over nodes the default is a random name. To compare a "
-        "deployment with a simulation, give both the same name, and every other run another.",
+        "deployment with a simulation, give both the same name. Never use that name for a third run.",
         pattern=r"^[A-Za-z0-9._:-]{1,64}$",
         example="compare-1",
     )
@@ -312,6 +321,26 @@ class RunSection(_Section):
     )
 
 
+class EvaluationSection(_Section):
+    """[evaluation]: noised evaluations on records that clients hold out. They have an ε of their own."""
+
+    private: bool | None = _setting(
+        None,
+        "Release noised counts of the clients' held-out rows instead of exact metrics. Default: yes for tables with "
+        "`secure` randomness and without public test rows, and over nodes whose vaults allow it.",
+        example=True,
+    )
+    releases: int = _setting(
+        5,
+        "Evaluations that the held-out rows' ε is divided among. The last round has one of them, and half of this ε.",
+        ge=1,
+        le=1000,
+    )
+    epsilon: float | None = _setting(
+        None, "ε that held-out rows may spend, at most `privacy.epsilon`. Default: the same.", gt=0, le=1e6, example=1.0
+    )
+
+
 class Config(_Section):
     """All settings of a run."""
 
@@ -320,6 +349,7 @@ class Config(_Section):
     privacy: PrivacySection = PrivacySection()
     method: MethodSection = MethodSection()
     federation: FederationSection = FederationSection()
+    evaluation: EvaluationSection = EvaluationSection()
     run: RunSection = RunSection()
 
     @property
@@ -357,14 +387,24 @@ class Config(_Section):
         return "update" if self.method.options.get("variant") == "output" else "step"
 
     @property
-    def has_statistics(self) -> bool:
-        """True if two releases, of means and of variances, come before the training."""
+    def has_features(self) -> bool:
+        """True if the model learns from fixed features of images."""
         return self.model.name == "scatter_linear"
+
+    @property
+    def has_statistics(self) -> bool:
+        """True if clients release statistics before the training: of features, or of the rows of a table."""
+        return self.statistics_rounds > 0
+
+    @property
+    def statistics_rounds(self) -> int:
+        """Number of releases before the training. Each takes a round."""
+        return 2 if self.has_features else int(self.data.standardise == "private")
 
     @property
     def training_rounds(self) -> int:
         """R_s without the rounds that exchange statistics."""
-        return self.federation.max_rounds - (STATISTICS if self.has_statistics else 0)
+        return self.federation.max_rounds - self.statistics_rounds
 
     @property
     def local_steps(self) -> int:
@@ -388,12 +428,12 @@ class Config(_Section):
         values["method"]["policy"] = self.policy
         if self.data.name in _OWN:  # one client for each file
             values["data"].pop("clients", None)
-        if not self.has_statistics:
-            for section, key in STATISTICS_SETTINGS:
-                values[section].pop(key)
+        unread = () if self.has_features else FEATURE_SETTINGS
+        for section, key in unread if self.has_statistics else (*unread, ("privacy", "statistics_noise")):
+            values[section].pop(key)
         for (section, key), default in _LATER_SETTINGS.items():
             if values[section][key] == default:
                 values[section].pop(key)
         if self.policy == "fixed":
             values["method"]["local_steps"] = self.local_steps
-        return values
+        return {section: settings for section, settings in values.items() if settings}

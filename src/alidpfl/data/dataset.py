@@ -35,6 +35,17 @@ def kind_of(targets: Tensor) -> TaskKind:
     return "number" if targets.ndim == 1 else "labels"
 
 
+def num_outputs(targets: Tensor) -> int:
+    """Return the number of outputs that a model of numbers (n,) or labels (n, k) needs."""
+    return 1 if targets.ndim == 1 else int(targets.shape[1])
+
+
+def check_counts(what: str, targets: Tensor, loss: str | None) -> None:
+    """Refuse negative targets for the loss "poisson", which has no least value for them."""
+    if loss == "poisson" and len(targets) and float(targets.min()) < 0:
+        raise DataError(f'{what}: targets are below 0, and loss="poisson" takes counts; use "squared" or "huber"')
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelledData:
     """Records with their targets: `inputs` (n, ...) float32, and `targets` of one of three kinds.
@@ -74,7 +85,10 @@ class LabelledData:
         if self.kind == "class" and len(self.targets) and int(self.targets.min()) < 0:
             raise DataError("targets have negative numbers; number the classes from 0")
         if self.kind == "labels" and not bool(((self.targets == 0) | (self.targets == 1)).all()):
-            raise DataError("labels must be 0 or 1; for several numbers a record, train one model for each")
+            raise DataError(
+                "labels must be 0 or 1; one number a record needs targets of shape (n,), and for several numbers train "
+                "one model for each"
+            )
 
     @property
     def kind(self) -> TaskKind:
@@ -110,6 +124,8 @@ class Dataset:
     """Facts about the clients' records that are known before training, without noise. ε does not cover them."""
     test_is_held_out: bool = False
     """True if the test part was taken from the clients' own records."""
+    held_out_clients: tuple[Tensor, ...] | None = field(default=None, repr=False)
+    """The rows of `test` that each client holds out, each chosen by that record alone; None if there are none."""
     natural_clients: tuple[Tensor, ...] | None = field(default=None, repr=False)
     """The rows of `train` that each client holds (int64, sorted), if the data set has clients of its own."""
     client_names: tuple[str, ...] = ()
@@ -146,9 +162,7 @@ class Dataset:
     @property
     def num_outputs(self) -> int:
         """Number of outputs of a model: one for each class or label, or one for a number."""
-        if self.kind == "class":
-            return self.num_classes
-        return 1 if self.kind == "number" else int(self.train.targets.shape[1])
+        return self.num_classes if self.kind == "class" else num_outputs(self.train.targets)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -180,7 +194,7 @@ def load(
         pixel_range: the values that black and white are scaled to.
         on_progress: called with the task and the share that is done.
         options: for `synthetic`: clients, alpha, beta, is_iid, max_samples; for `npz`: num_classes; for `table`:
-            schema_file, files.
+            schema_file, files, loss.
 
     Raises:
         ConfigError: the name or an option is not known, or a value is outside its range.

@@ -13,17 +13,26 @@ from torch import Tensor
 from torch.utils import data as torch_data
 
 from alidpfl.data.dataset import DEFAULT_PIXEL_RANGE, Dataset, LabelledData, PixelRange, scaled_images
+from alidpfl.data.frames import (
+    check_aligned,
+    check_columns,
+    hub_pair,
+    input_numbers,
+    is_frame,
+    is_hub_dataset,
+    target_values,
+)
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.inputs import checks
 
 Arrays: TypeAlias = Tensor | NDArray[Any] | ArrayLike | Any
-"""Tensors, arrays, lists, and frames or series of pandas and polars."""
+"""Tensors, arrays, lists, frames or series of pandas and polars, and columns of Hugging Face data sets."""
 Client: TypeAlias = tuple[Arrays, Arrays] | torch_data.Dataset[Any] | LabelledData
-"""A client's inputs and classes, or a torch data set with items (input, class)."""
+"""A client's inputs and targets, or a torch data set with items (input, target)."""
 Clients: TypeAlias = Sequence[Client] | Mapping[str, Client]
 """Clients in a list, or by their names."""
 
-_FileArrays: TypeAlias = tuple[NDArray[Any], NDArray[np.int64]]
+_FileArrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 
 TEST_FILE = "test.npz"
 
@@ -33,7 +42,8 @@ _MAX_CLASS = (1 << 31) - 1
 _STREAM = 5  # keeps these random numbers apart from those of the partitions
 _ZIP = b"PK"  # the first bytes of a .npz file
 _CLASSES_SHOWN = "the number of classes, which was taken from the clients' labels"
-_FORM = "store x with shape (n, ...) and y with shape (n,), by numpy.savez(file, x=..., y=...)"
+_FORM = "store x with shape (n, ...) and y with shape (n,), or (n, k) for k labels, by numpy.savez(file, x=..., y=...)"
+_TEXTS = "are texts or mixed; number classes from 0 by a public list, such as y.map({'no': 0, 'yes': 1})"
 
 
 def from_clients(
@@ -47,11 +57,12 @@ def from_clients(
     """Return a data set with natural clients. Their records are copied into one pair of tensors.
 
     Args:
-        clients: for each client (inputs, classes) as tensors, arrays or frames, or a torch data set. A mapping gives
-            clients names; their numbers are their places in it.
+        clients: for each client (inputs, targets) as tensors, arrays or frames, or a torch data set. A mapping gives
+            clients names; their numbers are their places in it. Whole numbers and flags (n,) are classes, other
+            numbers (n,) are numbers, and columns (n, k) are labels.
         test: the test records, in the same form.
         name: the name of the data set in results and errors.
-        num_classes: number of classes. Default: one more than the largest class.
+        num_classes: number of classes, for targets that are classes. Default: one more than the largest class.
         is_synthetic: True if a program made the data.
 
     Raises:
@@ -64,25 +75,48 @@ def from_clients(
     """
     if not clients:
         raise DataError(f"{name}: there are no clients; give at least one")
+    check_columns([*described(clients), ("test", test)])
+    names = [who for who, _ in described(clients)]
     parts = [labelled(client, f"{name}: {who}") for who, client in described(clients)]
     shapes = {tuple(part.inputs.shape[1:]) for part in parts}
     if len(shapes) > 1:
         raise DataError(f"{name}: clients have inputs of shapes {sorted(shapes)}; make them equal")
-    train, held_out = _joined(parts), labelled(test, f"{name}: test")
-    counts_classes = num_classes is None and not is_synthetic
-    if num_classes is None:
+    held_out = labelled(test, f"{name}: test")
+    _check_alike(name, [*zip(names, parts, strict=True), ("test", held_out)])
+    train, kind = _joined(parts), parts[0].kind
+    counts_classes = kind == "class" and num_classes is None and not is_synthetic
+    if kind == "class" and num_classes is None:
         num_classes = 1 + max(int(part.targets.max()) if len(part) else 0 for part in (train, held_out))
     ends = np.cumsum([0, *(len(part) for part in parts)])
     return Dataset(
         name=name,
         train=train,
         test=held_out,
-        num_classes=num_classes,
+        num_classes=num_classes or 0,
+        kind=kind,
         is_synthetic=is_synthetic,
         shown=(_CLASSES_SHOWN,) if counts_classes else (),
         natural_clients=tuple(torch.arange(int(a), int(b)) for a, b in pairwise(ends)),
         client_names=tuple(map(str, clients)) if isinstance(clients, Mapping) else (),
     )
+
+
+def _check_alike(name: str, parts: Sequence[tuple[str, LabelledData]]) -> None:
+    """Refuse clients or test data with targets of another form than those of the first client."""
+    (first, kept), *others = parts
+    for who, part in others:
+        if (theirs := _form(part.targets)) != (ours := _form(kept.targets)):
+            raise DataError(
+                f"{name}: {who} has {theirs} as targets, and {first} has {ours}; make them alike: whole numbers of "
+                "shape (n,) are classes, other numbers are numbers, and columns (n, k) are labels"
+            )
+
+
+def _form(targets: Tensor | NDArray[Any]) -> str:
+    if targets.ndim > 1:
+        return f"{targets.shape[1]} labels"
+    is_float = targets.is_floating_point() if isinstance(targets, Tensor) else targets.dtype.kind == "f"
+    return "numbers" if is_float else "classes"
 
 
 def described(clients: Clients) -> list[tuple[str, Client]]:
@@ -101,14 +135,17 @@ def labelled(client: Client, what: str) -> LabelledData:
     if isinstance(client, LabelledData):
         return client
     is_pair = isinstance(client, tuple | list) and len(client) == _PAIR
-    inputs, targets = client if is_pair else _stacked(client, what)  # type: ignore[misc]
     try:
-        return LabelledData(inputs=_floats(inputs), targets=_classes(targets))
+        if is_hub_dataset(client):
+            inputs, targets = hub_pair(client)
+        else:
+            inputs, targets = client if is_pair else _stacked(client)  # type: ignore[misc]
+        check_aligned(inputs, targets)
+        return LabelledData(inputs=input_numbers(inputs), targets=_targets(targets))
     except DataError as error:
         raise DataError(f"{what}: {error}") from None
-    except (TypeError, ValueError, RuntimeError) as error:  # its text may quote records
-        told = f"cannot be made into tensors ({type(error).__name__}); give numbers in arrays of one shape"
-        raise DataError(f"{what}: {told}") from None
+    except (TypeError, ValueError, RuntimeError):  # its text may quote records
+        raise DataError(f"{what}: records cannot be made into tensors; give numbers in arrays of one shape") from None
 
 
 def load_npz(
@@ -120,8 +157,9 @@ def load_npz(
 ) -> Dataset:
     """Load natural clients from a folder of .npz files: one for each, in the order of their names, and `test.npz`.
 
-    Without `test.npz`, a tenth of each client's records is held out for testing. Without `num_classes`, the largest
-    label decides. Both show something about private records without noise: `Dataset.shown` says what.
+    Whole numbers and flags `y` (n,) are classes, other numbers (n,) are numbers, and (n, k) are labels. Without
+    `test.npz`, a tenth of each client's records is held out for testing. Without `num_classes`, the largest class
+    decides. Both show something about private records without noise: `Dataset.shown` says what.
 
     Args:
         data_dir: the folder.
@@ -143,18 +181,39 @@ def load_npz(
         raise DataError(f"{data_dir} has {only}; {_FORM}, one file for each client")
     _check_together(files, num_classes)
     clients = {path: labelled((_inputs(x, pixel_range), y), str(path)) for path, (x, y) in files.items()}
-    shown = [] if num_classes else [_CLASSES_SHOWN]
+    shown = [_CLASSES_SHOWN] if num_classes is None and next(iter(clients.values())).kind == "class" else []
     if has_test := data_dir / TEST_FILE in clients:
         test = clients.pop(data_dir / TEST_FILE)
     else:
         clients, test = _hold_out(clients, checks.whole("seed", seed))
-        shown.append(f"accuracy and loss on records of the clients, since there is no {TEST_FILE}")
+        shown.append(f"metrics on records of the clients, since there is no {TEST_FILE}")
     return replace(
         from_clients([*clients.values()], test, name="npz", num_classes=num_classes),
         shown=tuple(shown),
         test_is_held_out=not has_test,
         client_names=tuple(path.stem for path in clients),
     )
+
+
+def load_public_npz(
+    data_dir: Path | None, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE, num_classes: int | None = None
+) -> Dataset:
+    """Load the public records of a deployment's server: `test.npz` alone. Both parts of the data set are these records.
+
+    Other files in the folder are not even opened: private records belong into the vaults.
+    """
+    if data_dir is None:
+        raise ConfigError(f"npz needs data_dir, the folder with {TEST_FILE}; or evaluate nothing (--no-evaluation)")
+    path = data_dir / TEST_FILE
+    if not path.is_file():
+        raise DataError(
+            f"{path} does not exist: a server over nodes evaluates on public records alone; add them, or evaluate "
+            "nothing (--no-evaluation)"
+        )
+    records, classes = load_client(path, pixel_range), 0
+    if records.kind == "class":
+        classes = num_classes or 1 + int(records.targets.max())
+    return Dataset(name="npz", train=records, test=records, num_classes=classes, kind=records.kind, is_synthetic=False)
 
 
 def load_client(path: Path, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> LabelledData:
@@ -169,65 +228,35 @@ def _joined(parts: Sequence[LabelledData]) -> LabelledData:
     )
 
 
-def _stacked(items: Any, what: str) -> tuple[Tensor, Tensor]:
+def _stacked(items: Any) -> tuple[Tensor, Tensor]:
     """Stack the items of a torch data set."""
-    if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")) or hasattr(items, "to_numpy"):
-        raise DataError(f"{what} is a {type(items).__name__}; give (inputs, classes) or a torch data set with a length")
+    if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")) or isinstance(items, str | Mapping):
+        raise DataError(f"this is a {type(items).__name__}; give (inputs, targets) or a torch data set with a length")
+    if is_frame(items):
+        raise DataError("this is one frame; give inputs and targets: (d.drop(columns='died'), d['died'])")
     if len(items) == 0:
-        raise DataError(f"{what} is empty; give at least one record")
+        raise DataError("this is empty; give at least one record")
     try:
         pairs = [items[number] for number in range(len(items))]
         inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
-        return inputs, torch.as_tensor([int(pair[1]) for pair in pairs])
-    except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
+        return inputs, torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError):
         raise DataError(
-            f"{what}: items must be pairs of a tensor of one shape and a whole number, and one is not "
-            f"({type(error).__name__}); give the data set a transform to tensors"
+            "items must be pairs of a tensor of one shape and a target of one shape, and one is not; give the data "
+            "set a transform to tensors"
         ) from None
 
 
-def is_frame(values: object) -> bool:
-    """Return whether this is a frame or series of pandas or polars. Neither needs to be installed."""
-    return hasattr(values, "to_numpy")
+def _targets(values: Any) -> Tensor:
+    """Return classes (n,) int64, numbers (n,) float32 or labels (n, k) float32. Type and shape decide, never values.
 
-
-def _floats(values: Any) -> Tensor:
-    if is_frame(values):
-        values = _frame_numbers(values)
-    tensor = torch.as_tensor(values)
-    if tensor.dtype in (torch.bool, torch.complex64, torch.complex128):
-        raise DataError(f"inputs have type {tensor.dtype}; need real numbers, such as x.astype('float32')")
-    return tensor.detach().to(torch.float32)
-
-
-def _frame_numbers(frame: Any) -> NDArray[np.float32]:
-    """Return the numbers and flags of a frame. A column of another type is named."""
-    names = [str(name) for name in getattr(frame, "columns", ())]
-    columns = [frame[name] for name in frame.columns] if names else [frame]
-    for name, column in zip(names or ["inputs"], columns, strict=True):
-        if np.asarray(column.to_numpy()).dtype.kind not in "fiub":
-            raise DataError(
-                f"column {name!r} has type {column.dtype}; need numbers without gaps: encode texts and missing values, "
-                "or train on tables with a schema (docs/how-to/tables.md)"
-            )
-    numbers = [np.array(column.to_numpy(), np.float32) for column in columns]
-    return np.stack(numbers, axis=1) if names else numbers[0]
-
-
-def _classes(values: Any) -> Tensor:
-    """Return whole numbers. Flags are the classes 0 and 1; texts are refused, since their order would be a guess."""
-    if not isinstance(values, Tensor):
-        values = np.array(values.to_numpy() if is_frame(values) else values)  # a copy: pandas gives read-only arrays
-        if values.dtype.kind in "OUST":
-            raise DataError(
-                "classes are texts or mixed; number them from 0 by a public list, such as y.map({'no': 0, 'yes': 1})"
-            )
-    tensor = torch.as_tensor(values)
-    if tensor.dtype == torch.bool:
-        tensor = tensor.to(torch.int64)
-    if tensor.is_floating_point() or tensor.is_complex():
-        raise DataError(f"classes have type {tensor.dtype}; need whole numbers from 0, such as y.astype('int64')")
-    return tensor.detach().to(torch.int64)
+    Whole numbers and flags are classes in one dimension, and labels in two.
+    """
+    tensor = target_values(values)
+    if tensor.is_complex():
+        raise DataError(f"targets have type {tensor.dtype}; need real numbers, such as y.real")
+    is_class = tensor.ndim == 1 and not tensor.is_floating_point()
+    return tensor.detach().to(torch.int64 if is_class else torch.float32)
 
 
 def _read(path: Path) -> _FileArrays:
@@ -250,17 +279,23 @@ def _read(path: Path) -> _FileArrays:
         told = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}, damaged?"
         raise DataError(f"{path} cannot be read ({told}); write it again, without Python objects in it") from None
     _check_arrays(path, x, y)
-    return x, y.astype(np.int64)
+    with np.errstate(over="ignore"):  # infinite numbers are refused later
+        return x, y.astype(np.int64 if _holds_classes(y) else np.float32)
+
+
+def _holds_classes(y: NDArray[Any]) -> bool:
+    return y.ndim == 1 and y.dtype.kind != "f"
 
 
 def _check_arrays(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
     if x.dtype.kind not in "fiu":
         raise DataError(f"{path}: array x has type {x.dtype}; need numbers")
-    if y.dtype.kind not in "iu":
-        raise DataError(f"{path}: array y has type {y.dtype}; need whole numbers, the classes from 0")
-    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:  # noqa: PLR2004
+    if y.dtype.kind not in "fiub":
+        wrong = f"its values {_TEXTS}" if y.dtype.kind in "UST" else "need classes from 0, numbers, or labels 0 and 1"
+        raise DataError(f"{path}: array y has type {y.dtype}; {wrong}")
+    if x.ndim < 2 or y.ndim not in (1, 2) or 0 in y.shape or len(x) != len(y) or len(y) == 0:  # noqa: PLR2004
         raise DataError(f"{path}: array x has shape {x.shape} and array y {y.shape}; {_FORM}, at least one record")
-    if int(y.min()) < 0 or int(y.max()) > _MAX_CLASS:
+    if _holds_classes(y) and (int(y.min()) < 0 or int(y.max()) > _MAX_CLASS):
         raise DataError(f"{path}: array y has numbers that are no classes; number the classes from 0")
 
 
@@ -277,13 +312,19 @@ def _plain(path: Path, arrays: Any, name: str) -> Any:
 
 
 def _check_together(files: Mapping[Path, _FileArrays], num_classes: int | None) -> None:
-    first_path, (first, _) = next(iter(files.items()))
+    first_path, (first, first_y) = next(iter(files.items()))
     for path, (x, y) in files.items():
         if x.shape[1:] != first.shape[1:] or (x.dtype == np.uint8) != (first.dtype == np.uint8):
             raise DataError(
                 f"{path}: array x has records of shape {x.shape[1:]} and type {x.dtype}, but {first_path} of shape "
                 f"{first.shape[1:]} and type {first.dtype}; make all files alike"
             )
+        if y.shape[1:] != first_y.shape[1:] or y.dtype != first_y.dtype:
+            raise DataError(
+                f"{path}: array y has {_form(y)}, but {first_path} has {_form(first_y)}; make all files alike"
+            )
+        if num_classes is not None and not _holds_classes(y):
+            raise DataError(f"{path}: array y has {_form(y)}, not classes: leave out data.num_classes={num_classes}")
         if num_classes is not None and int(y.max()) >= num_classes:
             raise DataError(
                 f"{path}: array y has classes beyond num_classes={num_classes}; number them from 0 to {num_classes - 1}"

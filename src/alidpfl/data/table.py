@@ -1,11 +1,13 @@
 """The data set `table`: CSV or Parquet files of one schema, one file for each client."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from alidpfl.data.dataset import Dataset, LabelledData
 from alidpfl.errors import ConfigError, DataError
@@ -13,9 +15,9 @@ from alidpfl.inputs import checks
 from alidpfl.tables.encode import Encoded, Encoder
 from alidpfl.tables.held_out import held_out_key, held_out_rows
 from alidpfl.tables.read import SUFFIXES
-from alidpfl.tables.schema import Schema, read_schema
+from alidpfl.tables.schema import NumberTarget, Schema, read_schema
 from alidpfl.tables.values import Mask
-from alidpfl.types import OnProgress
+from alidpfl.types import OnProgress, loss_for
 
 TEST_STEM = "test"
 """A file of this name, without its suffix, is public test data."""
@@ -34,6 +36,7 @@ def load_table(
     schema_file: str | Path | None = None,
     files: Sequence[str | Path] = (),
     key: bytes | None = None,
+    loss: str | None = None,
 ) -> Dataset:
     """Load natural clients from CSV or Parquet files, one for each, encoded by a schema.
 
@@ -47,14 +50,15 @@ def load_table(
         schema_file: the schema.
         files: files and folders.
         key: a secret key of the hash.
+        loss: name of the loss. The number targets of "poisson" are scaled to [0, 2], not to [-1, 1].
 
     Raises:
-        ConfigError: a setting is missing, or the target cannot be trained on.
+        ConfigError: a setting is missing, or the loss does not fit the target.
         DataError: a file does not fit the schema. The message has file, column and row, and no value.
     """
     if schema_file is None:
         raise ConfigError("table needs data.schema_file; draft a schema with: alidpfl schema draft")
-    schema, key = trainable_schema(schema_file), key or held_out_key(checks.whole("seed", seed))
+    schema, key = trainable_schema(schema_file, loss), key or held_out_key(checks.whole("seed", seed))
     encoder, paths = Encoder(schema), table_files(files, data_dir)
     encoded: dict[Path, Encoded] = {}
     for number, path in enumerate(paths):
@@ -66,32 +70,51 @@ def load_table(
         raise DataError(f"{paths[0]} is public test data, and there is no client's file; add one")
     public = [rows for path, rows in encoded.items() if path.stem == TEST_STEM]
     masks = [_held_out(path, rows, schema, key, bool(public)) for path, rows in clients.items()]
-    train = _gathered(list(clients.values()), [~mask for mask in masks])
-    test = _gathered(public or list(clients.values()), [np.ones(len(rows), bool) for rows in public] or masks)
+    train = _gathered(list(clients.values()), [~mask for mask in masks], loss)
+    test = _gathered(public or list(clients.values()), [np.ones(len(rows), bool) for rows in public] or masks, loss)
     if len(test) == 0:
         raise DataError(
             f"no row is held out for testing: raise held_out={schema.held_out:g} in {schema_file}, or add public rows "
             f"in a file {TEST_STEM}.csv"
         )
-    ends = np.cumsum([0, *(int((~mask).sum()) for mask in masks)])
     return Dataset(
         name="table",
         train=train,
         test=test,
         num_classes=len(encoder.classes),
+        kind=schema.target.kind,
         is_synthetic=False,
         test_is_held_out=not public,
-        natural_clients=tuple(torch.arange(int(a), int(b)) for a, b in pairwise(ends)),
+        held_out_clients=None if public else _spans(masks),
+        natural_clients=_spans([~mask for mask in masks]),
         client_names=tuple(path.stem for path in clients),
         encoder=encoder,
         warnings=(ROW_LEVEL,) if schema.person is not None else (),
     )
 
 
-def load_public_table(encoder: Encoder, files: Sequence[str | Path], data_dir: Path | None) -> Dataset:
+def _spans(masks: Sequence[Mask]) -> tuple[Tensor, ...]:
+    """Return the rows of each part once the chosen rows of all parts are gathered."""
+    ends = np.cumsum([0, *(int(mask.sum()) for mask in masks)])
+    return tuple(torch.arange(int(first), int(last)) for first, last in pairwise(ends))
+
+
+def load_public_table(
+    encoder: Encoder, files: Sequence[str | Path], data_dir: Path | None, loss: str | None = None
+) -> Dataset:
     """Load the public rows of a deployment's server, which has no others. Files must be named test.csv or the like.
 
     Both parts of the data set are the public rows: nothing is trained on here.
+
+    Args:
+        encoder: encodes rows.
+        files: files and folders.
+        data_dir: a folder of files, if `files` is empty.
+        loss: name of the loss, as for `load_table`.
+
+    Raises:
+        ConfigError: there is another file than public rows.
+        DataError: a file does not fit the schema.
     """
     paths = table_files(files, data_dir)
     if private := [path for path in paths if path.stem != TEST_STEM]:
@@ -100,22 +123,38 @@ def load_public_table(encoder: Encoder, files: Sequence[str | Path], data_dir: P
             f"{TEST_STEM}.parquet; private rows belong into the vaults"
         )
     encoded = [encoder.encode(path, needs_target=True) for path in paths]
-    rows = _gathered(encoded, [np.ones(len(part), bool) for part in encoded])
+    rows = _gathered(encoded, [np.ones(len(part), bool) for part in encoded], loss)
     return Dataset(
         name="table",
         train=rows,
         test=rows,
         num_classes=len(encoder.classes),
+        kind=rows.kind,
         is_synthetic=False,
         encoder=encoder,
     )
 
 
-def load_own_table(path: Path, schema: Schema, key: bytes) -> LabelledData:
-    """Load the rows of one owner's file that are not held out, as its vault does. The key is the owner's secret."""
-    _check_trainable(schema, "the schema")
+def load_own_table(
+    path: Path, schema: Schema, key: bytes, loss: str | None = None, *, held_out: bool = False
+) -> LabelledData:
+    """Load the rows of one owner's file as its vault does: those to train on, or those that are held out.
+
+    Args:
+        path: the file.
+        schema: the enrolled schema.
+        key: the owner's secret key of the held-out rows.
+        loss: name of the loss, as for `load_table`.
+        held_out: True for the rows that are never trained on.
+
+    Raises:
+        ConfigError: the loss does not fit the target.
+        DataError: the file does not fit the schema.
+    """
+    _check_loss(schema, loss, "the schema")
     rows = Encoder(schema).encode(path, needs_target=True)
-    return _gathered([rows], [~_held_out(path, rows, schema, key, has_public=False)])
+    mask = _held_out(path, rows, schema, key, has_public=False)
+    return _gathered([rows], [mask if held_out else ~mask], loss)
 
 
 def table_files(files: Sequence[str | Path], data_dir: Path | None) -> list[Path]:
@@ -138,17 +177,32 @@ def table_files(files: Sequence[str | Path], data_dir: Path | None) -> list[Path
     return paths
 
 
-def trainable_schema(path: str | Path) -> Schema:
-    """Read a schema file, and refuse a target that cannot be trained on."""
+def trainable_schema(path: str | Path, loss: str | None = None) -> Schema:
+    """Read a schema file, and refuse a loss that does not fit its target."""
     schema = read_schema(path)
-    _check_trainable(schema, str(path))
+    _check_loss(schema, loss, str(path))
     return schema
 
 
-def _check_trainable(schema: Schema, source: str) -> None:
-    if schema.target.kind != "class":
+def target_unit(schema: Schema) -> float:
+    """Return what a difference of 1 between two targets is in the table's own unit; 1 if they are no numbers."""
+    target = schema.target
+    return (target.high - target.low) / 2 if isinstance(target, NumberTarget) else 1.0
+
+
+def output_range(schema: Schema, loss: str | None = None) -> tuple[float, float]:
+    """Return the outputs that predict the bounds of a number target, as (low, high); infinite for other targets."""
+    if not isinstance(schema.target, NumberTarget):
+        return -math.inf, math.inf
+    return (-math.inf, math.log(2.0)) if loss == "poisson" else (-1.0, 1.0)  # poisson predicts a logarithm
+
+
+def _check_loss(schema: Schema, loss: str | None, source: str) -> None:
+    loss = loss_for(schema.target.kind, loss)
+    if loss == "poisson" and isinstance(schema.target, NumberTarget) and schema.target.low != 0:
         raise ConfigError(
-            f'{source}: target.kind="{schema.target.kind}" can be encoded, but not trained on yet: use "class"'
+            f'{source}: target.low={schema.target.low:g} must be 0 with loss="poisson", which takes counts; set it to '
+            '0, or take another loss, such as "squared"'
         )
 
 
@@ -159,13 +213,19 @@ def _held_out(path: Path, rows: Encoded, schema: Schema, key: bytes, has_public:
     return mask
 
 
-def _gathered(parts: Sequence[Encoded], masks: Sequence[Mask]) -> LabelledData:
-    """Copy the chosen rows of all parts into one pair of tensors. No row is copied again after this."""
+def _gathered(parts: Sequence[Encoded], masks: Sequence[Mask], loss: str | None) -> LabelledData:
+    """Copy the chosen rows of all parts into one pair of tensors. No row is copied again after this.
+
+    Numbers are in [-1, 1]. A mean count, which `poisson` predicts by its logarithm, is not negative: for it they are
+    in [0, 2]. So a model of zeros predicts the middle with every loss.
+    """
+    found = [rows.targets for rows in parts if rows.targets is not None]
     ends = np.cumsum([0, *(int(mask.sum()) for mask in masks)])
     inputs = np.empty((int(ends[-1]), parts[0].inputs.shape[1]), np.float32)
-    targets = np.empty(int(ends[-1]), np.int64)
-    for rows, mask, (start, end) in zip(parts, masks, pairwise(ends), strict=True):
+    targets = np.empty((int(ends[-1]), *found[0].shape[1:]), found[0].dtype)
+    for rows, own, mask, (start, end) in zip(parts, found, masks, pairwise(ends), strict=True):
         np.compress(mask, rows.inputs, axis=0, out=inputs[start:end])
-        if rows.targets is not None:
-            np.compress(mask, rows.targets, out=targets[start:end])
+        np.compress(mask, own, axis=0, out=targets[start:end])
+    if loss == "poisson":
+        targets += 1
     return LabelledData(inputs=torch.from_numpy(inputs), targets=torch.from_numpy(targets))

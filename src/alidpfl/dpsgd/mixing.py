@@ -197,9 +197,15 @@ def _seeded(number: int) -> torch.Generator:
 
 
 def _joined(*parts: Gradients) -> Gradients:
-    """Return the gradients of batches as those of one batch."""
-    sums = {name: sum(part[1][name].double() for part in parts) for name in parts[0][1]}
-    return torch.cat([part[0] for part in parts]), sums  # type: ignore[return-value]
+    """Return the gradients of batches as those of one batch.
+
+    Sums stay in float32: its rounding is a thousandth of the tolerance, and large models have gigabytes of them.
+    """
+    sums = {name: gradient.clone() for name, gradient in parts[0][1].items()}
+    for _, more in parts[1:]:
+        for name, total in sums.items():
+            total.add_(more[name])
+    return torch.cat([part[0] for part in parts]), sums
 
 
 def _differ(one: Gradients, other: Gradients) -> bool:

@@ -189,11 +189,11 @@ def run_probes(model: nn.Module, inputs: Tensor, targets: Tensor, probe: Callabl
 
 
 def gradients_one_by_one(parameters: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Gradients:
-    """Return each record's gradient norm (B,), and the sums of gradients by name in double, by plain autograd.
+    """Return each record's gradient norm (B,), and the sums of gradients by name, by plain autograd.
 
     `losses` has one loss (1,) for each record. It is read with gradients switched on.
     """
-    sums = {name: torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for name, p in parameters.items()}
+    sums = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
 
     def added(grads: Sequence[Tensor]) -> Sequence[Tensor]:
         for total, grad in zip(sums.values(), grads, strict=True):
@@ -247,7 +247,7 @@ def disagreement(found: Gradients, truth: Gradients) -> float:
     ratios = ((norms - true_norms).abs() / allowed)[finite]
     worst = float(ratios.nan_to_num(math.inf).max()) if len(ratios) else 0.0
     if sums and bool(finite.all()):
-        off = max(float((sums[name] - true_sums[name]).norm()) for name in sums)
+        off = max(math.sqrt(squared_norms((sums[name] - true_sums[name]).flatten())) for name in sums)
         worst = max(worst, off / float(allowed.sum()) if math.isfinite(off) else math.inf)
     return worst
 

@@ -13,6 +13,13 @@ from alidpfl.dpsgd.step import add_noise
 from alidpfl.inputs import checks
 from alidpfl.types import NoiseKind
 
+_VALUES_AT_A_TIME = 1 << 22
+
+
+def rows_at_a_time(size: int, most: int) -> int:
+    """Return how many vectors of this length fit into a piece: `most`, or fewer if they are long."""
+    return max(1, min(most, _VALUES_AT_A_TIME // size))
+
 
 @torch.no_grad()
 def noised_total(

@@ -1,6 +1,6 @@
 """A client's round: τ steps of DP-SGD on its own data. The same code runs in a simulation and in a vault.
 
-Only noised quantities leave `LocalTrainer.train`. The exception is the raw signals of the paper's rule, which must be
+Only noised quantities leave `LocalTrainer.train`. The exception is the raw signals of the paper's policy, which must be
 admitted by name and are outside every guarantee.
 """
 
@@ -69,6 +69,22 @@ def training_stream(seed: int | None, run: str | None, plan: ClientPlan) -> Rand
         return RandomStream.secure()
     name = () if run is None else (int.from_bytes(hashlib.sha256(run.encode()).digest()),)
     return RandomStream.seeded(seed, plan.round, plan.client, *name)
+
+
+def release_stream(seed: int | None, run: str | None, number: int, client: int, channel: str) -> RandomStream:
+    """Return the randomness of one noised release: fresh entropy, or a stream that no round and no other release has.
+
+    Args:
+        seed: the seed, or None for fresh entropy.
+        run: name of the run, or None for the key of a simulation without a name.
+        number: number of the release in its channel.
+        client: the client.
+        channel: what its numbers are counted by, such as "evaluation".
+    """
+    if seed is None:
+        return RandomStream.secure()
+    words = (int.from_bytes(hashlib.sha256(text.encode()).digest()) for text in (channel, run or ""))
+    return RandomStream.seeded(seed, number, client, *words)
 
 
 class LocalTrainer:

@@ -17,6 +17,7 @@ from alidpfl.federation.defence import Defence
 from alidpfl.federation.inspection import honest_laws
 from alidpfl.federation.noise_law import HonestLaw
 from alidpfl.federation.planning import BYTES_PER_NUMBER, Observed, RoundPlanner
+from alidpfl.federation.private_evaluation import PrivateEvaluation
 from alidpfl.federation.server import ServerSettings, ServerState
 from alidpfl.federation.settings import Engine, Evaluation, FederationSettings, Outlook, Part, Progress
 from alidpfl.federation.tensors import flatten, load, steady_arithmetic, trained
@@ -45,6 +46,7 @@ class Federation:
         server_settings: ServerSettings | None = None,
         bytes_before: int = 0,
         client_names: Sequence[str] = (),
+        private_evaluation: PrivateEvaluation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Tie the parts together; nothing runs yet.
@@ -60,6 +62,7 @@ class Federation:
             server_settings: momentum, averaging, quorum, and what protects from hostile clients.
             bytes_before: traffic before the first round.
             client_names: names of the clients by number, if they have names.
+            private_evaluation: asks clients for noised evaluations; None to evaluate on the engine's own data.
             clock: returns seconds, for the time limit.
         """
         self._engine, self._method, self._policy, self._ledger = engine, method, policy, ledger
@@ -69,6 +72,7 @@ class Federation:
         self._counted = server.counted_sizes(self._sizes, self._server_settings.max_size_ratio)
         self._clock = clock
         self.client_names = tuple(client_names)
+        self.private_evaluation = private_evaluation
         self._planner = RoundPlanner(
             method=method,
             policy=policy,
@@ -139,9 +143,24 @@ class Federation:
         return Outlook(charged_by=longest.release, left=left, local_steps=longest.steps, sample_rate=rate)
 
     def forfeit_round(self) -> None:
-        """Charge a lost round without running it: it may have released something."""
+        """Charge a lost round without running it, and its evaluation: it may have released something."""
         if (plans := self.next_plans()) is not None:
             self._charge(plans)
+            if self.private_evaluation is not None:
+                self.private_evaluation.forfeit(self.progress.round + 1, may_be_last=self._lost_may_be_last())
+
+    def _lost_may_be_last(self) -> bool:
+        """Return whether no round may have followed a lost one, which is charged. In doubt, return True.
+
+        Its plans, and so its charges, followed from the state that is restored now. So did the number of the next
+        round, and whether a client can pay for that one. Three things are lost with the round: its time, its traffic,
+        and the noise of the next round if the method adapts it to what came.
+        """
+        limits = (self.settings.time_limit, self.settings.traffic_limit)
+        if self._method.adapts_noise or any(limit is not None for limit in limits):
+            return True
+        after = replace(self.progress, round=self.progress.round + 1)
+        return self._planner.reason_to_stop(after, self._observed.method_state) is not None
 
     def close(self) -> None:
         """End the worker processes or connections of the engine; the next round would start them again."""
@@ -275,12 +294,34 @@ class Federation:
 
     def _evaluated(self, record: RoundRecord) -> RoundRecord:
         self.last_evaluation = None
+        if self.private_evaluation is not None:
+            return self._privately_evaluated(record, self.private_evaluation)
         if self.stop_reason is None and self.progress.round % self.settings.evaluate_every:
             return record
         found = self.last_evaluation = self._engine.evaluate(self.params, "test")
         if found is None:
             return record
         return replace(record, accuracy=found.accuracy, loss=found.loss, metrics=dict(found.measures.values))
+
+    def _privately_evaluated(self, record: RoundRecord, private: PrivateEvaluation) -> RoundRecord:
+        plans = private.plans(self.progress.round, is_last=self.stop_reason is not None)  # charged before dispatch
+        if not plans:
+            return record
+        released = self._engine.release(self.params, plans)
+        private.take(plans, released)
+        traffic = len(plans) * len(self.server.params) + sum(len(one.values) for one in released)
+        self.progress = replace(self.progress, bytes=self.progress.bytes + BYTES_PER_NUMBER * traffic)
+        found = self.last_evaluation = private.evaluation(self.progress.round)
+        if found is None:
+            return record
+        return replace(
+            record,
+            accuracy=found.accuracy,
+            loss=found.loss,
+            metrics=dict(found.measures.values),
+            intervals=dict(found.measures.intervals),
+            held_out=found.held_out,
+        )
 
     # ---------------------------------------------------------------------------------------------- checkpoints
 
@@ -298,6 +339,8 @@ class Federation:
             "method": observed.method_state,
             "history": history,
         }
+        if self.private_evaluation is not None:
+            values["private_evaluation"] = self.private_evaluation.to_json()
         return self.server.tensors() | tensors | sums, values
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -314,6 +357,9 @@ class Federation:
         )
         self.server = ServerState.restored(tensors, values["num_averaged"])
         self._defence.history.restore(values.get("history", {}), tensors)  # older checkpoints have none
+        if self.private_evaluation is not None:
+            self.private_evaluation.restore(values["private_evaluation"])
+            self.last_evaluation = self.private_evaluation.evaluation(self.progress.round)
 
 
 def _as_done(plans: Sequence[ClientPlan], updates: Sequence[ClientUpdate]) -> list[ClientPlan]:

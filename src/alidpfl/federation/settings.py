@@ -9,7 +9,8 @@ from torch import Tensor
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
 from alidpfl.metrics import Measures
-from alidpfl.types import UNACCOUNTED_SIGNALS, ClientId, ClientPlan, ClientUpdate, Release
+from alidpfl.releases.queries import Released, ReleasePlan
+from alidpfl.types import UNACCOUNTED_SIGNALS, ClientId, ClientPlan, ClientUpdate, HeldOutFacts, Release
 
 _LARGEST_RATE = 1e6
 
@@ -74,13 +75,16 @@ class FederationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How good a model is on data that is not private."""
+    """How good a model is: on data that is not private, or by noised releases of held-out records."""
 
     accuracy: float | None
     """In percent; None where the targets are not classes."""
-    loss: float
+    loss: float | None
+    """None where noised releases do not tell it."""
     measures: Measures = field(default_factory=Measures)
     """All metrics of the task, with trivial values and intervals."""
+    held_out: HeldOutFacts | None = None
+    """What noised releases cost; None without noise."""
 
 
 class Engine(Protocol):
@@ -91,6 +95,9 @@ class Engine(Protocol):
 
     def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
         """Return loss and metrics of these weights, or None if there is no such data."""
+
+    def release(self, params: Tensor, plans: Sequence[ReleasePlan]) -> list[Released]:
+        """Have clients release noised sums on their records; return those that came, in the plans' order."""
 
     def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
         """Return about how long training these plans takes; 0 where only the first round can tell."""
@@ -112,6 +119,10 @@ class EngineWrapper:
     def evaluate(self, params: Tensor, part: Part) -> Evaluation | None:
         """Forward to the wrapped engine."""
         return self._engine.evaluate(params, part)
+
+    def release(self, params: Tensor, plans: Sequence[ReleasePlan]) -> list[Released]:
+        """Forward to the wrapped engine."""
+        return self._engine.release(params, plans)
 
     def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
         """Forward to the wrapped engine."""

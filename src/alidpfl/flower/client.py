@@ -45,6 +45,9 @@ class _Relay:
     def train_bytes(self, content: bytes) -> bytes:
         return self._patiently(lambda vault: vault.train_bytes(content))
 
+    def release_bytes(self, content: bytes) -> bytes:
+        return self._patiently(lambda vault: vault.release_bytes(content))
+
     def _patiently(self, ask: Callable[[VaultClient], _Answer]) -> _Answer:
         end = time.monotonic() + self._wait
         with VaultClient(self._socket, timeout=self._timeout) as vault:
@@ -69,6 +72,11 @@ def _info(message: Message, context: Context) -> Message:
 @client.train()
 def _train(message: Message, context: Context) -> Message:
     return _answered(message, lambda: _records(context).train_bytes(unpacked(message) or b""))
+
+
+@client.evaluate()
+def _release(message: Message, context: Context) -> Message:
+    return _answered(message, lambda: _records(context).release_bytes(unpacked(message) or b""))
 
 
 def _records(context: Context) -> "_Relay | SimulatedNode":

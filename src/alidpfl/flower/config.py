@@ -48,6 +48,9 @@ class FlowerOptions(BaseModel):
     evaluate: bool = Field(True, description="Evaluate on the server's test set of data.name; false: it has none.")
     simulation: bool = Field(False, description="Flower's simulator: nodes without vaults train on data.name, seeded.")
 
+    statistics: bool = Field(False, description="Ask for statistics of the tables alone, and train nothing.")
+    bins: int = Field(20, ge=0, le=1000, description="Bins of each number in these statistics.")
+
     @property
     def least_nodes(self) -> int:
         """Least number of nodes to begin with."""

@@ -6,16 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from alidpfl.errors import NodesMissingError
 from alidpfl.federation.settings import Evaluation, Part
 from alidpfl.flower.nodes import Failure, Link, Member
 from alidpfl.privacy.client_ledger import CappedLedger
+from alidpfl.releases.queries import Released, ReleasePlan
 from alidpfl.simulation.engine import Simulation
+from alidpfl.tables.standardise import RowStandardiser
 from alidpfl.types import ClientPlan, ClientUpdate
 from alidpfl.vault import messages
-from alidpfl.vault.messages import RoundAnswer, RoundRequest, Shapes
+from alidpfl.vault.messages import ReleaseRequest, RoundAnswer, RoundRequest, Shapes, Weights
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError
 
 _POLL_SECONDS = 0.5
@@ -37,13 +41,19 @@ class VaultEngine:
     shapes: Shapes
     schema_sha256: str | None = None
     """Hash of the run's schema; None if the records are no tables. A vault with another one refuses."""
-    ledger: CappedLedger
-    """It is capped to what the vaults say is left."""
+    loss: str = "cross_entropy"
+    """Name of the loss. A vault with another one refuses."""
+    quantile: float = 0.5
+    """Level of the loss `quantile`."""
+    ledger: CappedLedger | None
+    """It is capped to what the vaults say is left. None if nothing is trained."""
     evaluator: Simulation | None
     least_updates: Callable[[int], int]
     """Returns the quorum for a number of clients."""
     round_timeout: float
     wait_for_nodes: float
+    standardiser: RowStandardiser | None = None
+    """What the vaults standardise their rows by. It travels with the weights."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _failed_rounds: int = field(default=0, init=False)
@@ -64,7 +74,7 @@ class VaultEngine:
     def train(self, params: Tensor, plans: Sequence[ClientPlan]) -> list[ClientUpdate]:
         """Return the updates that came in time and can be read, in the order of the plans."""
         online = self._await_quorum(plans)
-        weights = messages.named(params.numpy(), self.shapes)
+        weights = self._weights(params)
         asked = {plan.client: self._request(plan) for plan in plans if self.members[plan.client].node in online}
         contents = {self.members[c].node: messages.encode(request, weights) for c, request in asked.items()}
         digests = {client: messages.request_digest(request, weights) for client, request in asked.items()}
@@ -76,7 +86,7 @@ class VaultEngine:
             if isinstance(update, Failure):
                 told = f"client {plan.client} is left out: {update.code}: {update.reason}"
                 self.link.tell(f"round {plan.round + 1}: {told}")
-                if update.code == RefusalCode.BUDGET:  # the vault's own account decides
+                if update.code == RefusalCode.BUDGET and self.ledger is not None:  # the vault's own account decides
                     self.ledger.cap(plan.client, 0)
             else:
                 updates.append(update)
@@ -89,9 +99,53 @@ class VaultEngine:
             )
         return updates
 
+    def release(self, params: Tensor, plans: Sequence[ReleasePlan]) -> list[Released]:
+        """Return the noised sums that came in time and fit the query. A vault that does not answer is left out."""
+        needs_weights, online = any(plan.query.needs_weights for plan in plans), self.link.online()
+        weights = self._weights(params) if needs_weights else {}
+        asked = {
+            plan.client: ReleaseRequest(
+                run=self.run,
+                round=plan.number,
+                client=plan.client,
+                noise_multiplier=plan.noise_multiplier,
+                schema_sha256=self.schema_sha256,
+                standardised=needs_weights and self.standardiser is not None,
+                query=plan.query,
+            )
+            for plan in plans
+            if self.members[plan.client].node in online
+        }
+        contents = {self.members[client].node: messages.encode(one, weights) for client, one in asked.items()}
+        answers = self.link.ask("release", contents, self.round_timeout) if contents else {}
+        found = []
+        for plan in plans:
+            answer = answers.get(self.members[plan.client].node, _OFFLINE)
+            opened = answer if isinstance(answer, Failure) else _released(answer, asked[plan.client], weights)
+            if isinstance(opened, Failure):
+                told = f"client {plan.client} is left out: {opened.code}: {opened.reason}"
+                what = "evaluation after" if needs_weights else "statistics before"
+                self.link.tell(f"{what} round {plan.number + (not needs_weights)}: {told}")
+            else:
+                found.append(opened)
+        return found
+
+    def _weights(self, params: Tensor) -> dict[str, NDArray[np.float32]]:
+        """Return the weights by name, and what standardises the rows behind them."""
+        arrays = {} if self.standardiser is None else self.standardiser.arrays
+        own = {f"{messages.STANDARDISER}{name}": values for name, values in arrays.items()}
+        return {**messages.named(params.numpy(), self.shapes), **own}
+
     def _request(self, plan: ClientPlan) -> RoundRequest:
         return RoundRequest.of_plan(
-            plan, run=self.run, method=self.method, options=self.options, schema_sha256=self.schema_sha256
+            plan,
+            run=self.run,
+            method=self.method,
+            options=self.options,
+            schema_sha256=self.schema_sha256,
+            loss=self.loss,
+            quantile=self.quantile,
+            standardised=self.standardiser is not None,
         )
 
     def _await_quorum(self, plans: Sequence[ClientPlan]) -> set[int]:
@@ -119,7 +173,8 @@ class VaultEngine:
             return Failure(code=error.code, reason=str(error))
         if (problem := self._problem(plan, told, digest)) is not None:
             return Failure(code="lie", reason=problem)
-        self.ledger.cap(plan.client, told.steps_left)
+        if self.ledger is not None:
+            self.ledger.cap(plan.client, told.steps_left)
         return update
 
     def _problem(self, plan: ClientPlan, told: RoundAnswer, digest: str | None) -> str | None:
@@ -131,3 +186,16 @@ class VaultEngine:
         if not 1 <= told.steps <= plan.steps:
             return f"it ran {told.steps} steps, and {plan.steps} were asked for"
         return None
+
+
+def _released(content: bytes, request: ReleaseRequest, weights: Weights) -> Released | Failure:
+    """Return the noised sums in an answer. They may be a lie, which only the metrics suffer from."""
+    if len(content) > (most := 4 * request.query.layout.size + messages.MOST_OVERHEAD):
+        return Failure(code=RefusalCode.TOO_LARGE, reason=f"the answer has more than {most} bytes")
+    try:
+        told, values = messages.decode_released(content, request)
+    except VaultRefusedError as error:
+        return Failure(code=error.code, reason=str(error))
+    if told.request != messages.request_digest(request, weights):
+        return Failure(code="lie", reason="the answer is to another request")
+    return Released(client=request.client, values=values)

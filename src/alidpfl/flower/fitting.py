@@ -1,6 +1,7 @@
 """Which nodes fit a run: their vaults would serve its model, its schema and its plan."""
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import nn
@@ -9,10 +10,11 @@ from alidpfl.config.schema import Config
 from alidpfl.data import Dataset
 from alidpfl.errors import NodesMissingError
 from alidpfl.federation.tensors import trained
-from alidpfl.flower.nodes import Node, most_common_task, numbered
+from alidpfl.flower.nodes import Node, Task, most_common_task, numbered
 from alidpfl.inputs.checks import exact
 from alidpfl.runs.prepare import Parts, build_model
 from alidpfl.tables.encode import Encoder
+from alidpfl.types import loss_for, loss_text
 from alidpfl.vault.messages import Shapes
 
 
@@ -38,19 +40,24 @@ class Wanted:
         """
         self._config, self._parts, self._dataset, self._encoder, self.tell = config, parts, dataset, encoder, tell
         self.schema_sha256 = None if encoder is None else encoder.schema.sha256
-        self.model = functools.cache(lambda task: build_model(config, *task))
+        self.model = functools.cache(lambda task: build_model(config, task.input_shape, task.num_outputs))
 
-    def task(self, nodes: Sequence[Node]) -> tuple[tuple[int, ...], int]:
-        """Return the input shape and the number of classes."""
-        if self._encoder is not None:  # the schema is enough
-            return (self._encoder.width,), len(self._encoder.classes)
+    def task(self, nodes: Sequence[Node]) -> Task:
+        """Return the form of the records: by the schema, the server's own data, or what most nodes have."""
+        if self._encoder is not None:
+            schema = self._encoder.schema
+            return Task((self._encoder.width,), schema.target.kind, schema.num_outputs)
         own = self._dataset
-        return (own.input_shape, own.num_outputs) if own else most_common_task(nodes)
+        return Task(own.input_shape, own.kind, own.num_outputs) if own else most_common_task(nodes)
 
-    def fitting(self, nodes: Iterable[Node], task: tuple[tuple[int, ...], int]) -> list[Node]:
+    def loss(self, task: Task) -> str:
+        """Return the name of the run's loss."""
+        return loss_for(task.kind, self._config.model.loss)
+
+    def fitting(self, nodes: Iterable[Node], task: Task) -> list[Node]:
         """Return the nodes with vaults that would serve the run. Tell why the others are left out."""
         shapes = shapes_of(self.model(task))
-        problems = [(node, next(self._problems(node, shapes), None)) for node in nodes]
+        problems = [(node, next(self._problems(node, task, shapes), None)) for node in nodes]
         for node, problem in problems:
             if problem is not None:
                 self.tell(f"node {node.node} with the vault {node.info.vault!r} is left out: {problem}")
@@ -68,13 +75,24 @@ class Wanted:
             f"run{like} has {_schema_text(self.schema_sha256)}. "
         )
 
-    def _problems(self, node: Node, shapes: Shapes) -> Iterator[str]:
+    def _problems(self, node: Node, task: Task, shapes: Shapes) -> Iterator[str]:
         if (found := node.info.schema_sha256) != self.schema_sha256:
             yield (
                 f"its vault has {_schema_text(found)}, and this run has {_schema_text(self.schema_sha256)} "
                 "(data.name and data.schema_file); agree on one schema"
             )
+        if (kind := node.info.kind) != task.kind:
+            yield f'its vault has targets of kind "{kind}", and this run has "{task.kind}"'
+        theirs, ours = loss_text(node.info.loss, node.info.quantile), self._loss_text(task)
+        if theirs != ours:
+            yield f"its vault is enrolled for {theirs}, and this run has {ours} (model.loss, model.quantile)"
+        if self._config.has_statistics:
+            problem = statistics_problem(node, self.schema_sha256, self._config.privacy.statistics_noise)
+            yield from () if problem is None else (problem,)
         yield from _problems(node, self._config, self._parts, shapes)
+
+    def _loss_text(self, task: Task) -> str:
+        return loss_text(self.loss(task), self._config.model.quantile)
 
     def usable(self, nodes: Sequence[Node]) -> list[Node]:
         """Return the nodes that would be clients if no other node came."""
@@ -83,6 +101,22 @@ class Wanted:
         except NodesMissingError:  # there is no node, or a tie
             return []
         return numbered(self.fitting(nodes, task), self.tell)
+
+
+def statistics_problem(node: Node, schema_sha256: str | None, noise_multiplier: float) -> str | None:
+    """Return why a vault would not release statistics with this noise; None if it would."""
+    if (found := node.info.schema_sha256) != schema_sha256:
+        return f"its vault has {_schema_text(found)}, and this run has {_schema_text(schema_sha256)}"
+    if (terms := node.info.statistics) is None:
+        return (
+            "its vault releases no statistics (its owner may enrol with `alidpfl vault init --statistics-noise`); for "
+            'training set data.standardise="none"'
+        )
+    if not noise_multiplier > (least := terms.get("noise_multiplier") or math.inf):
+        return (
+            f"its vault requires privacy.statistics_noise above {exact(least)}, and this has {exact(noise_multiplier)}"
+        )
+    return None
 
 
 def shapes_of(model: nn.Module) -> Shapes:

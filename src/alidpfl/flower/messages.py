@@ -7,7 +7,11 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from alidpfl.flower.nodes import Question
 from alidpfl.vault.refusals import RefusalCode
 
-MESSAGE_TYPES: dict[Question, str] = {"info": MessageType.QUERY, "train": MessageType.TRAIN}
+MESSAGE_TYPES: dict[Question, str] = {
+    "info": MessageType.QUERY,
+    "train": MessageType.TRAIN,
+    "release": MessageType.EVALUATE,
+}
 
 _RECORD, _CONTENT, _NONCE = "alidpfl", "content", "nonce"
 

@@ -4,15 +4,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from alidpfl.errors import NodesMissingError, printable
-from alidpfl.types import Release
+from alidpfl.types import Release, TaskKind, VaultLoss
 
 NodeId: TypeAlias = int
-Question: TypeAlias = Literal["info", "train"]
+Question: TypeAlias = Literal["info", "train", "release"]
 
 _POLL_SECONDS = 0.5
 _LONGEST_REASON = 300
@@ -65,18 +65,40 @@ class _Limits(_Told):
     max_steps_per_round: int = Field(ge=1, le=1_000_000)
 
 
+class Task(NamedTuple):
+    """The form of the records of a run."""
+
+    input_shape: tuple[int, ...]
+    kind: TaskKind
+    """The kind of the targets."""
+    num_outputs: int
+
+
 class VaultInfo(_Told):
     """What a vault makes public. Only its form is checked: it may be a lie."""
 
     vault: str = Field(min_length=1, max_length=64)
     num_records: int = Field(ge=1, le=1 << 40)
-    num_classes: int = Field(ge=2, le=1_000_000)
+    num_classes: int = Field(ge=0, le=1_000_000)
+    kind: TaskKind = "class"
+    num_outputs: int | None = Field(None, ge=1, le=1_000_000)
+    loss: VaultLoss = "cross_entropy"
+    quantile: float = 0.5
     input_shape: tuple[int, ...] = Field(max_length=8)
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = Field(max_length=10_000)
     terms: _Terms
     limits: _Limits
+    evaluation: dict[str, float | None] | None = Field(None, max_length=8)
+    """Terms of evaluations on held-out records; None if the vault answers none."""
+    statistics: dict[str, float | None] | None = Field(None, max_length=8)
+    """Terms of statistics of the training records; None if the vault answers none."""
     schema_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     unsafe: tuple[str, ...] = Field((), max_length=8)
+
+    @property
+    def task(self) -> "Task":
+        """What its records are for."""
+        return Task(self.input_shape, self.kind, self.num_outputs or max(2, self.num_classes))
 
 
 class Introduction(_Told):
@@ -102,6 +124,8 @@ class Member:
     num_records: int
     most_steps: int
     """Largest number of steps that its vault runs in a round."""
+    evaluates: bool = False
+    """Whether its vault answers evaluations on held-out records."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values. A node id has 64 bits, more than some JSON readers keep, so it becomes a text."""
@@ -192,14 +216,14 @@ def found_again(members: Sequence[Member], nodes: Mapping[NodeId, Node]) -> list
     ]
 
 
-def most_common_task(nodes: Sequence[Node]) -> tuple[tuple[int, ...], int]:
-    """Return the input shape and number of classes of most nodes. Raise NodesMissingError if there is a tie."""
-    counted = Counter((node.info.input_shape, node.info.num_classes) for node in nodes).most_common(2)
+def most_common_task(nodes: Sequence[Node]) -> Task:
+    """Return the task of most nodes. Raise NodesMissingError if there is a tie."""
+    counted = Counter(node.info.task for node in nodes).most_common(2)
     if not counted:
         raise NodesMissingError("no node has introduced itself; start SuperNodes with a vault-socket and submit again")
     if len(counted) > 1 and counted[0][1] == counted[1][1]:
         raise NodesMissingError(
-            f"as many nodes have inputs and classes {counted[0][0]} as {counted[1][0]}; set evaluate=true, so that the "
-            "run's own data set decides"
+            f"as many nodes have inputs and targets {tuple(counted[0][0])} as {tuple(counted[1][0])}; set "
+            "evaluate=true, so that the run's own data set decides"
         )
     return counted[0][0]

@@ -13,32 +13,48 @@ from torch import nn
 
 from alidpfl.config.schema import Config
 from alidpfl.data import Dataset
+from alidpfl.data.table import target_unit
 from alidpfl.errors import ConfigError, NodesMissingError
 from alidpfl.federation.loop import Federation
 from alidpfl.flower.config import FlowerOptions, Scalar, from_run_config
 from alidpfl.flower.engine import VaultEngine
 from alidpfl.flower.fitting import Wanted, shapes_of
 from alidpfl.flower.nodes import Link, Member, Node, NodeId, found_again, gather, numbered
+from alidpfl.flower.statistics import standardiser_over_nodes, statistics_over_nodes
 from alidpfl.methods import Method
+from alidpfl.metrics import headline_text
 from alidpfl.privacy.client_ledger import CappedLedger
 from alidpfl.reporting.tables import rounded_up
-from alidpfl.runs.data import evaluation_data, server_data, table_encoder, target_unit
-from alidpfl.runs.execute import Listener, Outcome, execute, resume
-from alidpfl.runs.prepare import Prepared, make_parts, make_settings, uncovered_signals
+from alidpfl.runs.data import evaluation_data, prediction_scale, server_data, table_encoder
+from alidpfl.runs.execute import Listener, Outcome, execute, released_before, resume
+from alidpfl.runs.prepare import (
+    Prepared,
+    configured_loss,
+    make_parts,
+    make_settings,
+    private_evaluation,
+    uncovered_signals,
+)
+from alidpfl.runs.standardise import tensors_of, with_rows
 from alidpfl.runs.tables import with_table_defaults
 from alidpfl.simulation.engine import Simulation
 from alidpfl.simulation.runner import SimulationData
 from alidpfl.store import RunDirectory
-from alidpfl.types import RoundRecord
+from alidpfl.tables.schema import Schema
+from alidpfl.tables.standardise import RowStandardiser
+from alidpfl.types import LOSS_KINDS, RoundRecord
 from alidpfl.vault.messages import RoundRequest
 from alidpfl.vault.policy import SEEDED_NOISE
 
 _Tell = Callable[[str], None]
 
 
-def run_over_nodes(link: Link, run_config: Mapping[str, Scalar]) -> Outcome:
-    """Start a run, or continue the one in the directory `out`."""
+def run_over_nodes(link: Link, run_config: Mapping[str, Scalar]) -> Outcome | None:
+    """Start a run, or continue the one in the directory `out`. Return None if only statistics are asked for."""
     config, options = from_run_config(run_config)
+    if options.statistics:
+        statistics_over_nodes(config, options, link)
+        return None
     config = with_table_defaults(config)
     out = Path(options.out)
 
@@ -91,12 +107,19 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         options=config.method.options if config.method.name == "pe_dpfl" else None,  # the other losses have none
         shapes=shapes_of(model),
         schema_sha256=wanted.schema_sha256,
+        loss=wanted.loss(task),
+        quantile=config.model.quantile,
         ledger=ledger,
-        evaluator=None if dataset is None else _evaluator(config, dataset, model, parts.method),
+        evaluator=None,
         least_updates=parts.server_settings.least_updates,
         round_timeout=options.round_timeout,
         wait_for_nodes=options.wait_for_nodes,
     )
+    if encoder is not None and config.has_statistics:
+        engine.standardiser = _standardiser(config, engine, encoder.schema, directory)
+        dataset = dataset and with_rows(dataset, engine.standardiser)
+    if dataset is not None:
+        engine.evaluator = _evaluator(config, dataset, model, parts.method)
     limits = {client: member.most_steps for client, member in enumerate(members)}
     federation = Federation(
         model=model,
@@ -107,6 +130,13 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         ledger=ledger,
         settings=replace(make_settings(config, shows_private_data=False), client_limits=limits),
         server_settings=parts.server_settings,
+        private_evaluation=private_evaluation(
+            config,
+            task.kind,
+            task.num_outputs,
+            clients=_evaluated(config, members, has_public_data=dataset is not None),
+            unit=1.0 if encoder is None else target_unit(encoder.schema),
+        ),
     )
     told = json.dumps([[member.vault, member.num_records] for member in members])
     # Last: a run that never began must not bind the next attempt to its nodes.
@@ -115,16 +145,36 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         dataset=dataset,
         federation=federation,
         noise_multiplier=parts.noise_multiplier,
-        task=task,
+        task=(task.input_shape, task.num_outputs),
         clients=hashlib.sha256(told.encode()).hexdigest(),
         uncovered=uncovered_signals(parts.policy, parts.method),
         weakness=config.budget.weakness(max(member.num_records for member in members)),
         warnings=(),
         encoder=encoder,
+        statistics={} if engine.standardiser is None else tensors_of(engine.standardiser),
         records="in vaults",
         randomness="seeded" if any(SEEDED_NOISE in node.info.unsafe for node in fitting) else "secure",
         repeats_rounds=True,  # a vault keeps its answers
     )
+
+
+def _standardiser(config: Config, engine: VaultEngine, schema: Schema, directory: RunDirectory) -> RowStandardiser:
+    """Return what standardises rows: as the continued run released it, or newly released by all vaults."""
+    if (kept := released_before(config, directory)) is not None:
+        return RowStandardiser.from_arrays(schema, kept, str(directory.path / "statistics.safetensors"))
+    return standardiser_over_nodes(engine, engine.members, schema, config.privacy.statistics_noise)
+
+
+def _evaluated(config: Config, members: Sequence[Member], *, has_public_data: bool) -> list[int]:
+    """Return the clients to ask for evaluations on their held-out records. By default only without public data."""
+    able = [client for client, member in enumerate(members) if member.evaluates]
+    if config.evaluation.private and not able:
+        raise ConfigError(
+            "evaluation.private=true, and no vault of this run answers evaluations: their owners may enrol with "
+            "`alidpfl vault init --evaluate`, or leave it out"
+        )
+    wanted = not has_public_data if config.evaluation.private is None else config.evaluation.private
+    return able if wanted else []
 
 
 def _present(options: FlowerOptions, link: Link, wanted: Wanted, known: Sequence[Member]) -> list[Node]:
@@ -175,6 +225,7 @@ def _clients(
             vault=node.info.vault,
             num_records=node.info.num_records,
             most_steps=node.info.limits.max_steps_per_round,
+            evaluates=node.info.evaluation is not None,
         )
         for node in chosen
     ]
@@ -186,11 +237,11 @@ def refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Met
         raise ConfigError(f"{method.name} needs the loss on public data: set evaluate=true")
     for key, name, known in (
         ("method.name", config.method.name, get_args(RoundRequest.model_fields["method"].annotation)),
-        ("model.loss", config.model.loss or "cross_entropy", ("cross_entropy",)),
+        ("model.loss", config.model.loss or "cross_entropy", LOSS_KINDS),
     ):
         if name not in known:
             raise ConfigError(f'{key}="{name}" is for `alidpfl run`; vaults know only {", ".join(known)}')
-    if config.has_statistics:
+    if config.has_features:
         raise ConfigError(
             f'model.name="{config.model.name}" needs statistics that vaults do not release: choose another model, or '
             "run it with `alidpfl run`"
@@ -223,13 +274,14 @@ def _evaluator(config: Config, dataset: Dataset, model: nn.Module, method: Metho
         targets=dataset.train.targets[:0],
         clients=[],
         evaluation=evaluation_data(config, dataset),
-        unit=target_unit(dataset),
+        **prediction_scale(config, dataset),
     )
-    return Simulation(model=model, method=method, data=data, seed=0, processes=config.run.processes or 1)
+    loss, processes = configured_loss(config, dataset.kind), config.run.processes or 1
+    return Simulation(model=model, method=method, data=data, seed=0, processes=processes, loss=loss)
 
 
 def _line(record: RoundRecord, seconds: float) -> str:
-    seen = "" if record.accuracy is None else f", accuracy {record.accuracy:.2f} %"
+    seen = f", {found}" if (found := headline_text(record.accuracy, record.metrics)) else ""
     cut = "" if not record.cut else f", cut by their vaults to {dict(record.cut)}"
     lost = "" if not record.dropped else f", without clients {list(record.dropped)}"
     refused = "" if not record.rejected else f", refused {dict(record.rejected)}"

@@ -12,10 +12,13 @@ from alidpfl.data import Dataset
 from alidpfl.errors import ConfigError
 from alidpfl.federation.tensors import trained
 from alidpfl.runs.data import load_data, simulation_data
-from alidpfl.runs.prepare import build_model
+from alidpfl.runs.prepare import build_model, configured_loss
 from alidpfl.simulation.runner import SimulationData
+from alidpfl.types import loss_for
 from alidpfl.vault import messages
+from alidpfl.vault.messages import ReleaseRequest
 from alidpfl.vault.policy import SEEDED_NOISE
+from alidpfl.vault.refusals import RefusalCode, refusal
 from alidpfl.vault.training import RecordTrainer
 
 _TRAINERS_KEPT = 64  # a simulator's process answers for many nodes, one after the other
@@ -34,6 +37,7 @@ class SimulatedNode:
         if config.has_private_data:
             raise ConfigError(f"data.name={config.data.name!r}: a simulation takes public data sets; use a vault")
         self._text, self._partition, self._release = json.dumps(config.to_dict()), partition, config.release
+        self._model = config.model
         self._dataset, data, model = _loaded(self._text)
         if not 0 <= partition < len(data.clients):
             raise ConfigError(f"partition-id={partition} must be below {len(data.clients)}, the number of clients")
@@ -46,6 +50,10 @@ class SimulatedNode:
             "vault": f"simulated-{self._partition}",
             "num_records": self._num_records,
             "num_classes": self._dataset.num_classes,
+            "kind": self._dataset.kind,
+            "num_outputs": self._dataset.num_outputs,
+            "loss": loss_for(self._dataset.kind, self._model.loss),
+            "quantile": self._model.quantile,
             "input_shape": list(self._dataset.input_shape),
             "parameters": [[name, list(shape)] for name, shape in self._shapes.items()],
             "terms": {"sample_rate": 1.0, "min_noise_multiplier": 0.0, "release": self._release},
@@ -53,9 +61,15 @@ class SimulatedNode:
             "unsafe": [SEEDED_NOISE],
         }
 
+    def release_bytes(self, content: bytes) -> bytes:
+        """Refuse: a share of a public data set holds no records out."""
+        raise refusal(RefusalCode.POLICY, "a simulated node holds no records out")
+
     def train_bytes(self, content: bytes) -> bytes:
         """Return the answer to an encoded request, by the same code as a vault's."""
         request, weights = messages.decode_request(content)
+        if isinstance(request, ReleaseRequest):
+            return self.release_bytes(content)
         messages.check_weights(weights, self._shapes)
         job = _trainer(self._text, self._partition).job(request)
         return messages.encode_update(
@@ -80,7 +94,9 @@ def _loaded(text: str) -> tuple[Dataset, SimulationData, nn.Module]:
 
 @functools.lru_cache(maxsize=_TRAINERS_KEPT)
 def _trainer(text: str, partition: int) -> RecordTrainer:
-    _, data, model = _loaded(text)
-    rows, run = data.clients[partition], parse_config(json.loads(text)).run
+    dataset, data, model = _loaded(text)
+    config = parse_config(json.loads(text))
+    rows, run, loss = data.clients[partition], config.run, configured_loss(config, dataset.kind)
     # Without a name, the noise is that of a simulation without a name: the server's random name could not be repeated.
-    return RecordTrainer(model, data.inputs[rows], data.targets[rows], seed=run.seed, run_of=lambda _: run.name)
+    inputs, targets = data.inputs[rows], data.targets[rows]
+    return RecordTrainer(model, inputs, targets, seed=run.seed, loss=loss, run_of=lambda _: run.name)

@@ -26,8 +26,8 @@ def paper_cnn(input_shape: tuple[int, ...], num_classes: int = 10) -> nn.Sequent
             f"input_shape={input_shape} is too small for two 5x5 convolutions with pooling; "
             "give (channels, height, width) with both sides at least 16"
         )
-    if num_classes < 2:  # noqa: PLR2004
-        raise ConfigError(f"num_classes={num_classes} must be at least 2")
+    if num_classes < 1:
+        raise ConfigError(f"num_classes={num_classes} must be at least 1")
     return nn.Sequential(
         *(nn.Conv2d(channels, 32, _KERNEL), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, _KERNEL), nn.ReLU(), nn.MaxPool2d(2)),

@@ -136,6 +136,16 @@ def make_plan(request: PlanRequest, *, on_progress: OnProgress | None = None) ->
     )
 
 
+def weak_signal(setting: Setting) -> str | None:
+    """Return why a model can hardly learn with a setting, or None if it can."""
+    if setting.signal_to_noise >= _LOW_SIGNAL:
+        return None
+    return (
+        f"signal-to-noise is {setting.signal_to_noise:.2g}: even gradients that all agree would drown in the "
+        "noise; a smaller model, more records or a larger epsilon would help"
+    )
+
+
 def _choose(request: PlanRequest, rounds: int, report: OnProgress) -> tuple[Setting, list[Setting]]:
     """Return q, σ and T as given, or the best found together with the front it was found on."""
     rate, noise = request.sample_rate, request.noise_multiplier
@@ -200,11 +210,8 @@ def _notes(request: PlanRequest, setting: Setting, plans: Sequence[PolicyPlan]) 
             f"the smallest client expects {setting.sample_rate * size:.2g} records a batch: its updates "
             "are nearly all noise; raise the sampling rate"
         )
-    if setting.signal_to_noise < _LOW_SIGNAL:
-        notes.append(
-            f"signal-to-noise is {setting.signal_to_noise:.2g}: even gradients that all agree would drown in the "
-            "noise; a smaller model, more records or a larger epsilon would help"
-        )
+    if (weakness := weak_signal(setting)) is not None:
+        notes.append(weakness)
     mean_size = request.samples / request.clients  # the largest client has at least as many records
     if request.delta * mean_size >= 1:
         notes.append(

@@ -1,4 +1,4 @@
-"""The paper's rule as policies: τ = 1 by Lemma 1 if there are enough rounds, else τ* of Lemma 2.
+"""The paper's formula for τ, as policies: τ = 1 by Lemma 1 if there are enough rounds, else τ* of Lemma 2.
 
 `Ali` reads noised signals only. `Paper` and `Reference` read un-noised signals, which no (ε, δ) covers: they are for
 reproduction only.
@@ -76,7 +76,7 @@ class Paper(_RawPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class Reference(_RawPolicy):
-    """The rule of the authors' code: 2 + 2/T for the paper's 2 + 1/T, and Γ estimated from losses. UNACCOUNTED."""
+    """The formula of the authors' code: 2 + 2/T for the paper's 2 + 1/T, and Γ estimated from losses. UNACCOUNTED."""
 
     name: ClassVar[str] = "reference"
 

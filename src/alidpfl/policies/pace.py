@@ -12,10 +12,10 @@ from alidpfl.inputs import checks
 from alidpfl.policies.situation import MAX_COUNT, Decision, Situation
 
 PACE_LIMIT = 2.0
-"""Default cap on τ, in multiples of the even pace. A rule must be free to move around the even pace: the paper's own τ
-go from 2 to 5 where that is 2 to 5. But no estimate is good enough to be trusted with the whole budget. As training
-converges μ falls, and Lemma 2 without a cap spends 314 steps in 19 of 158 rounds. Two is the smallest whole factor that
-lets τ move."""
+"""Default cap on τ, in multiples of the even pace. A policy must be free to move around the even pace: the paper's
+own τ go from 2 to 5 where that is 2 to 5. But no estimate is good enough to be trusted with the whole budget. As
+training converges μ falls, and Lemma 2 without a cap spends 314 steps in 19 of 158 rounds. Two is the smallest whole
+factor that lets τ move."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def paced(decision: Decision, situation: Situation, limit: float | None = PACE_L
     """Return `decision` with τ in [1, steps_left] and, unless `limit` is None, at most `limit` even paces.
 
     The cap is floor(limit · ceil(S/R)) for S steps and R rounds left. It also leaves one step for every later round,
-    because with fewer steps than rounds Lemma 1 gives τ = 1. So a capped rule runs all R_s rounds if R_c >= R_s.
+    because with fewer steps than rounds Lemma 1 gives τ = 1. So a capped policy runs all R_s rounds if R_c >= R_s.
     """
     _require_steps(situation)
     most = situation.steps_left

@@ -82,7 +82,7 @@ class Situation:
 
     @property
     def batch_size(self) -> float:
-        """B̂, but at least 1. Below 1 the noise power V explodes, and every rule would answer τ = 1."""
+        """B̂, but at least 1. Below 1 the noise power V explodes, and every policy would answer τ = 1."""
         return max(1.0, self.expected_batch_size)
 
 

@@ -4,13 +4,24 @@ from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps, noise_
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.client_ledger import FilteredLedger, Ledger, PlannedLedger
 from alidpfl.privacy.filter import RdpFilter
-from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian
+from alidpfl.privacy.gaussian_filter import GaussianFilter
+from alidpfl.privacy.mechanisms import (
+    MAX_NOISE_MULTIPLIER,
+    MAX_STEPS,
+    MIN_NOISE_MULTIPLIER,
+    GaussianRelease,
+    Mechanism,
+    SampledGaussian,
+)
 from alidpfl.registry import ACCOUNTANTS
 
 __all__ = [
     "ACCOUNTANTS",
+    "MAX_NOISE_MULTIPLIER",
     "MAX_STEPS",
+    "MIN_NOISE_MULTIPLIER",
     "FilteredLedger",
+    "GaussianFilter",
     "GaussianRelease",
     "Ledger",
     "Mechanism",

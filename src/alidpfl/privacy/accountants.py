@@ -101,7 +101,7 @@ def _pld_epsilon(composition: Composition, delta: float, *, coarser: int = 1) ->
         elif _suits_fixed_grid(composition, delta, interval := _interval(composition, bound)):
             tight = _fixed_grid_epsilon(composition, delta, coarser * interval)
         else:
-            tight = tilted_epsilon(composition, delta, coarser=max(1, coarser // 3))
+            tight = tilted_epsilon(composition, delta, coarser=max(1, coarser // 10))
     except (ArithmeticError, ValueError):  # losses beyond a float's exponent
         return bound
     return tight if tight < bound else bound

@@ -25,7 +25,7 @@ from scipy.special import ndtri_exp
 from alidpfl.privacy.mechanisms import Composition
 from alidpfl.privacy.step_losses import Floats, Sketch, Step, StepLosses, loss_range, sketch, step_losses, typical_loss
 
-_FINENESS: Final = 0.025  # of the grid: its interval / a step's typical loss. ε is then 1e-4 too large, at most
+_FINENESS: Final = 0.05  # of the grid: its interval / a step's typical loss. ε is then about 4e-4 too large, at most
 _STEP_POINTS, _TOTAL_POINTS = 2**18, 2**24  # of the grid, at most: for one step and for all
 _LOG_TAIL: Final = -8.0  # noise that is cut off in all steps together has probability e^-8 δ
 _LOG_OUTSIDE: Final = -16.0  # of the tilted probability outside the window, about

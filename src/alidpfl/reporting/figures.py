@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alidpfl.errors import ConfigError
+from alidpfl.metrics import CalibrationBin
 from alidpfl.reporting.plan_tables import BOUND_NAMES, same_budget
-from alidpfl.reporting.snapshot import NOT_COVERED, QUANTITIES, RunSnapshot
+from alidpfl.reporting.snapshot import NOT_COVERED, RunSnapshot, quantities
 from alidpfl.reporting.tables import rounded_down
 from alidpfl.store.files import write_atomically
 
@@ -58,19 +59,39 @@ def save(draw: "Callable[[], Figure]", path: str | Path) -> None:
 
 
 def run_figure(snapshots: Sequence[RunSnapshot]) -> "Figure":
-    """Return a panel for accuracy, local steps and ε, with a line for each run."""
-    figure = figure_class()(figsize=(7, 8), layout="constrained")
-    panels = figure.subplots(len(QUANTITIES), 1, sharex=True)
-    for axes, (quantity, title) in zip(panels, QUANTITIES.items(), strict=True):
+    """Return a panel for the task's metric, local steps and ε, with a line for each run; and one for calibration."""
+    shown, curves = quantities(snapshots), [snapshot.calibration() for snapshot in snapshots]
+    count = len(shown) + any(curves)
+    figure = figure_class()(figsize=(7, 8 / 3 * count), layout="constrained")
+    panels = figure.subplots(count, 1, squeeze=False)[:, 0]
+    by_round = panels[: len(shown)]
+    for axes, (quantity, title) in zip(by_round, shown.items(), strict=True):
+        if axes is not by_round[-1]:
+            axes.sharex(by_round[-1])
+            axes.tick_params(labelbottom=False)
         for snapshot in snapshots:
             points = snapshot.points(quantity)
             heights = [y if math.isfinite(y) else math.nan for _, y in points]  # NaN leaves a gap in the line
             axes.plot([x for x, _ in points], heights, marker="." if len(points) == 1 else None)
         axes.set_ylabel(title)
         axes.grid(alpha=0.3)
-    panels[-1].set_xlabel("round")
+    by_round[-1].set_xlabel("round")
     panels[0].legend(panels[0].get_lines(), [_label(snapshot) for snapshot in snapshots], fontsize="small")
+    if any(curves):
+        _draw_calibration(panels[-1], curves)
     return figure
+
+
+def _draw_calibration(axes: "Axes", curves: Sequence[Sequence[CalibrationBin]]) -> None:
+    """Draw observed by predicted shares with 95 % intervals, in the colours of the runs."""
+    for curve in curves:
+        observed = np.array([part.observed for part in curve])
+        ends = np.array([[part.observed - part.low, part.high - part.observed] for part in curve]).reshape(-1, 2)
+        axes.errorbar([part.predicted for part in curve], observed, yerr=ends.clip(min=0).T, marker=".", elinewidth=1)
+    axes.plot([0, 1], [0, 1], linestyle="--", color="gray", label="exact")
+    axes.set(xlabel="predicted probability", ylabel="observed share")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
 
 
 def plan_figure(plan: dict[str, Any]) -> "Figure":

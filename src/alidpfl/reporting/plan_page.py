@@ -39,8 +39,14 @@ def plan_page(plan: dict[str, Any]) -> str:
             rows=plan_tables.pareto_rows(plan),
             highlighted=recommended[-1] if recommended else None,
         ),
+        clip_norms=_clip_norms(plan) if "clip_norms" in plan else None,
         bounds=bounds,
     )
+
+
+def _clip_norms(plan: dict[str, Any]) -> ResultTable:
+    head, rows = plan_tables.clip_norm_rows(plan)
+    return ResultTable(title=plan_tables.CLIP_NORMS_TITLE, head=head, rows=rows, caption=plan_tables.CLIP_NORMS_CAPTION)
 
 
 def _headline(plan: dict[str, Any]) -> dict[str, str]:

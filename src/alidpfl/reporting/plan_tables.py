@@ -24,6 +24,8 @@ def plan_view(plan: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [Text(question(plan), style="bold"), _accountants(plan), _policies(plan)]
     if plan["pareto"]:
         parts.append(_pareto(plan))
+    if "clip_norms" in plan:
+        parts.append(_clip_norms(plan))
     parts += [Text(f"note: {note}") for note in plan["notes"]]
     return Group(*parts)
 
@@ -81,6 +83,25 @@ def pareto_rows(plan: dict[str, Any]) -> list[list[str]]:
     keys = ("sample_rate", "noise_multiplier", "local_steps", "epochs", "signal_to_noise")
     formats = dict(zip(keys, ("g", ".4g", "", ".3g", ".3g"), strict=True))
     return [[format(row[key], spec) for key, spec in formats.items()] for row in plan["pareto"]]
+
+
+CLIP_NORMS_TITLE = "Clip norm C: less noise, or less bias"
+CLIP_NORMS_CAPTION = (
+    "Trained on rows made up from the schema, with the noise of this plan. At the public bound no gradient is clipped. "
+    "A log loss or calibration error that grows as C falls is the bias of clipping."
+)
+
+
+def clip_norm_rows(plan: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the rows of the trials of clip norms."""
+    trials = plan["clip_norms"]
+    names = list(trials[0]["metrics"])
+    rows = [
+        [trial["name"], "" if trial["clip_norm"] is None else f"{trial['clip_norm']:.4g}"]
+        + [f"{trial['metrics'][name]:.4f}" for name in names]
+        for trial in trials
+    ]
+    return ["", "C", *(name.replace("_", " ") for name in names)], rows
 
 
 def same_budget(plan: dict[str, Any]) -> str:
@@ -144,6 +165,14 @@ def _pareto(plan: dict[str, Any]) -> Table:
     for row, cells in zip(plan["pareto"], pareto_rows(plan), strict=True):
         is_best = row["recommended"]
         table.add_row(*cells, "recommended" if is_best else "", style="bold" if is_best else "")
+    return table
+
+
+def _clip_norms(plan: dict[str, Any]) -> Table:
+    head, rows = clip_norm_rows(plan)
+    table = Table(*head, title=CLIP_NORMS_TITLE, caption=CLIP_NORMS_CAPTION)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -5,18 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from alidpfl.metrics import HEADLINES, CalibrationBin
 from alidpfl.reporting.page import ResultChart, ResultTable, render
-from alidpfl.reporting.snapshot import QUANTITIES, RunSnapshot
-from alidpfl.reporting.tables import cells, effective_settings, shown
+from alidpfl.reporting.snapshot import RunSnapshot, quantities
+from alidpfl.reporting.tables import UNKNOWN, cells, effective_settings, metric_text, shown
 
 __all__ = ["ResultChart", "ResultReport", "ResultTable", "Split", "caveats", "report_page"]
 
 _CAPTIONS = {
-    "accuracy": "Dots mark the rounds in which it was measured.",
+    **dict.fromkeys(HEADLINES, "Dots mark the rounds in which it was measured."),
     "local_steps": "The planned steps of every round.",
     "epsilon": "After every round, for the client that spent most.",
 }
-_HEADLINE = ("accuracy", "ε spent", "δ", "noise σ", "rounds", "steps")
+_FACTS = ("ε spent", "δ", "noise σ", "rounds", "steps")
 _MAX_COLUMNS = 25  # of a heat map, so that it fits on paper
 
 
@@ -58,15 +59,18 @@ def report_page(
     snapshots: Sequence[RunSnapshot], splits: Sequence[Split] = (), results: Sequence[ResultReport] = ()
 ) -> str:
     """Return the report of runs and of folders of results."""
-    run_charts = [chart for quantity in QUANTITIES if (chart := _chart(quantity, snapshots)) is not None]
+    drawn = quantities(snapshots).items()
+    run_charts = [chart for name, title in drawn if (chart := _chart(name, title, snapshots)) is not None]
+    run_charts += [] if (calibration := _calibration(snapshots)) is None else [calibration]
     of_runs = [f"{snapshot.name}: {caveat}" for snapshot in snapshots for caveat in caveats(snapshot)]
     held = {split.title: split for split in (*splits, *(split for result in results for split in result.splits))}
     return render(
         "report.html",
         [*run_charts, *(chart for result in results for chart in result.charts)],
         results=results,
-        headline={name: cells(snapshots[0])[name] for name in _HEADLINE} if len(snapshots) == 1 else None,
+        headline=_facts(snapshots[0]) if len(snapshots) == 1 else None,
         runs=_runs(snapshots) if snapshots else None,
+        metrics=_metrics(snapshots),
         caveats=[*(caveat for result in results for caveat in result.caveats), *of_runs],
         run_charts=run_charts,
         splits=list(held.values()),
@@ -93,29 +97,94 @@ def caveats(snapshot: RunSnapshot) -> list[str]:
     return found
 
 
+def _facts(snapshot: RunSnapshot) -> dict[str, str]:
+    """Return the few values that stand for a run."""
+    return {snapshot.headline: _result(snapshot), **{name: cells(snapshot)[name] for name in _FACTS}}
+
+
+def _result(snapshot: RunSnapshot) -> str:
+    """Return the last value of the metric that stands for the task, also while the run goes on."""
+    name, points = snapshot.headline, snapshot.points(snapshot.headline)
+    if (metric := snapshot.metrics().get(name)) is not None:
+        return metric_text(name, metric.value)
+    if name == "accuracy":
+        return cells(snapshot)[name]
+    return metric_text(name, points[-1][1]) if points else UNKNOWN
+
+
 def _runs(snapshots: Sequence[RunSnapshot]) -> ResultTable:
-    columns = ("method", "policy", "accuracy", "ε spent", "δ", "rounds", "steps", "stopped by", "seconds")
-    rows = [[s.name, shown(s.facts()["dataset"]), *(cells(s)[column] for column in columns)] for s in snapshots]
+    columns = ("ε spent", "δ", "rounds", "steps", "stopped by", "seconds")
+    names = {snapshot.headline for snapshot in snapshots}
+    rows = []
+    for run in snapshots:
+        found = cells(run)
+        result = _result(run) if len(names) == 1 else f"{run.headline} {_result(run)}"
+        rows.append([run.name, shown(run.facts()["dataset"]), found["method"], found["policy"], result])
+        rows[-1] += [found[column] for column in columns]
     is_covered = all(s.covers_everything for s in snapshots)
     return ResultTable(
-        title="Accuracy of the last round on the test set; ε of the client that spent most",
-        head=["run", "data", *columns],
+        title="Results of the last round on the test set; ε of the client that spent most",
+        head=["run", "data", "method", "policy", names.pop() if len(names) == 1 else "result", *columns],
         rows=rows,
         caption="" if is_covered else "(!): ε does not cover all that was used or shown.",
     )
 
 
-def _chart(quantity: str, snapshots: Sequence[RunSnapshot]) -> ResultChart | None:
+def _metrics(snapshots: Sequence[RunSnapshot]) -> ResultTable | None:
+    """Return all metrics with their intervals and trivial values, those of a name together; None if there are none."""
+    found = [(snapshot.name, snapshot.metrics()) for snapshot in snapshots]
+    rows = []
+    for name in dict.fromkeys(name for _, metrics in found for name in metrics):
+        for run, metric in [(run, metrics[name]) for run, metrics in found if name in metrics]:
+            ends = [metric_text(name, end) for end in metric.interval or ()]
+            trivial = UNKNOWN if metric.baseline is None else metric_text(name, metric.baseline)
+            rows.append([name, run, metric_text(name, metric.value), " to ".join(ends) or UNKNOWN, trivial])
+    caption = (
+        "The interval is what other records of the same kind could have given. It knows nothing of other seeds. The "
+        "trivial model ignores the inputs; for calibration, it is the error that chance gives to exact probabilities."
+    )
+    head = ["metric", "run", "value", "95 % interval", "trivial model"]
+    return ResultTable(title="All metrics on the test set", head=head, rows=rows, caption=caption) if rows else None
+
+
+def _chart(quantity: str, title: str, snapshots: Sequence[RunSnapshot]) -> ResultChart | None:
     """Return the chart of a quantity by round; None if no run has a value, as a deployment without test data."""
     series = []
     for snapshot in snapshots:
         points = [[x, float(y)] for x, y in snapshot.points(quantity) if math.isfinite(y)]
-        series.append({"name": snapshot.name, "points": points, "dots": quantity == "accuracy"})
+        series.append({"name": snapshot.name, "points": points, "dots": quantity in HEADLINES})
     if not any(line["points"] for line in series):
         return None
-    title = QUANTITIES[quantity]
     chart = {"label": f"{title} by round", "x": "round", "y": title, "series": series}
     return ResultChart(name=quantity, title=title, caption=_CAPTIONS[quantity], chart=chart)
+
+
+def _calibration(snapshots: Sequence[RunSnapshot]) -> ResultChart | None:
+    """Return observed by predicted shares; None if no run has predicted classes."""
+    series = []
+    for snapshot in snapshots:
+        curve = snapshot.calibration()
+        points = [[part.predicted, part.observed, _told(snapshot.name, part)] for part in curve]
+        bars = [[part.predicted, part.low, part.high] for part in curve]
+        series.append({"name": snapshot.name, "points": points, "bars": bars, "dots": True})
+    if not any(line["points"] for line in series):
+        return None
+    x, y = "predicted probability", "observed share"
+    series.append({"name": "exact", "points": [[0.0, 0.0], [1.0, 1.0]]})
+    caption = (
+        "Records are put together by their predicted probability: of class 1 of two classes, else of the class that "
+        'was guessed. Bars are 95 % intervals. On the line "exact", events come as often as predicted.'
+    )
+    chart = {"label": f"{y} by {x}", "x": x, "y": y, "series": series}
+    return ResultChart(name="calibration", title="Calibration", caption=caption, chart=chart)
+
+
+def _told(name: str, part: CalibrationBin) -> str:
+    """Return the text at a point of the calibration curve."""
+    return (
+        f"{name}\npredicted {part.predicted:.3f}\nobserved {part.observed:.3f} ({part.low:.3f} to {part.high:.3f})\n"
+        f"{part.count} records"
+    )
 
 
 def _settings(snapshots: Sequence[RunSnapshot]) -> ResultTable:

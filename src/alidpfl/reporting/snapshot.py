@@ -1,16 +1,17 @@
 """Read a run as it is on disk now: finished, running or killed. Nothing in its files is trusted."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from alidpfl.metrics import HEADLINES, SMALLER_IS_BETTER, CalibrationBin, Interval, headline
 from alidpfl.store import RoundTiming, RunDirectory
 from alidpfl.types import RoundRecord, StopReason
 
 NOT_COVERED = "ε does NOT cover all that was shown"
-QUANTITIES = {"accuracy": "test accuracy (%)", "local_steps": "local steps τ", "epsilon": "ε spent"}
-"""The fields of a round that are drawn as curves, with their titles."""
+_QUANTITIES = {"local_steps": "local steps τ", "epsilon": "ε spent"}
 _SETTINGS = {
     "dataset": "data.name",
     "is_synthetic": "data.is_synthetic",
@@ -34,6 +35,17 @@ _SETTINGS = {
     "randomness": "run.randomness",
 }
 """The settings among the facts of a run. An old or hand-made config.toml may lack any of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric of a finished run."""
+
+    value: float
+    interval: Interval | None = None
+    """Its 95 % interval."""
+    baseline: float | None = None
+    """Its value for a model that ignores the inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +108,46 @@ class RunSnapshot:
         """Return whether `--resume` has something left to do."""
         return self.summary is None or self.summary.get("stop_reason") == StopReason.INTERRUPTED
 
+    @property
+    def headline(self) -> str:
+        """Return the metric that stands for the run's task; the accuracy before any is known."""
+        measured = (record.metrics for record in reversed(self.records) if record.metrics)
+        return headline(self.metrics()) or headline(next(measured, {})) or "accuracy"
+
+    def metrics(self) -> dict[str, Metric]:
+        """Return the metrics of a finished run by name."""
+        values, baselines, intervals = (self._table(key) for key in ("metrics", "baselines", "intervals"))
+        return {
+            str(name): Metric(
+                value=value, interval=_interval(intervals.get(name)), baseline=_number(baselines.get(name))
+            )
+            for name, value in values.items()
+            if _number(value) is not None
+        }
+
+    def calibration(self) -> list[CalibrationBin]:
+        """Return the calibration curve of a finished run on classes, by predicted probability."""
+        names, found = [part.name for part in fields(CalibrationBin)], (self.summary or {}).get("calibration")
+        parts = [part for part in found if isinstance(part, Mapping)] if isinstance(found, list) else []
+        curve: list[dict[str, Any]] = [{name: part.get(name) for name in names} for part in parts]
+        is_whole = [all(_is_finite(value) for value in part.values()) for part in curve]
+        bins = [CalibrationBin(**part) for part, whole in zip(curve, is_whole, strict=True) if whole]
+        return sorted(bins, key=lambda part: part.predicted)
+
     def points(self, quantity: str) -> list[tuple[int, float]]:
-        """Return (round from 1, value) of the rounds that have one of the `QUANTITIES`."""
-        values = ((record.number, getattr(record, quantity)) for record in self.records)
-        return [(number, value) for number, value in values if value is not None]
+        """Return (round from 1, value) of the rounds that have one of the `quantities`."""
+        return [(record.number, value) for record, value in self._measured(quantity)]
+
+    def _measured(self, quantity: str) -> list[tuple[RoundRecord, float]]:
+        """Return the rounds that have a quantity, with its values."""
+        values: list[tuple[RoundRecord, Any]] = [
+            (record, getattr(record, quantity, record.metrics.get(quantity))) for record in self.records
+        ]
+        return [(record, value) for record, value in values if _number(value) is not None]
+
+    def _table(self, key: str) -> Mapping[str, Any]:
+        found = (self.summary or {}).get(key)
+        return found if isinstance(found, Mapping) else {}
 
     def effective_settings(self) -> dict[str, Any]:
         """Return the settings by keys such as `privacy.epsilon`, with σ if the run found it for the budget.
@@ -142,16 +190,20 @@ class RunSnapshot:
     def _results(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         summary = self.summary or {}
         last = self.records[-1] if self.records else None
-        measured = [(r.accuracy, r.round) for r in self.records if r.accuracy is not None]
+        measured = [(value, record.round) for record, value in self._measured(self.headline)]
+        choose = min if self.headline in SMALLER_IS_BETTER else max
         # The earliest of equally good rounds counts.
-        best_accuracy, best_round = max(measured, key=lambda pair: pair[0], default=(None, None))
+        best, best_round = choose(measured, key=lambda pair: pair[0], default=(None, None))
+        is_accuracy = self.headline == "accuracy"
         return {
             "epsilon": _number(summary.get("epsilon", last.epsilon if last else None)),
             "delta": _number(summary.get("delta", settings.get("privacy.delta"))),
             "steps": _number(summary.get("steps", last.steps if last else None)),
             "rounds": _number(summary.get("rounds", len(self.records))),
-            "accuracy": _number(summary.get("accuracy", measured[-1][0] if measured else None)),
-            "best_accuracy": best_accuracy,
+            "accuracy": _number(summary.get("accuracy", measured[-1][0] if measured and is_accuracy else None)),
+            "best_accuracy": best if is_accuracy else None,
+            "headline": self.headline,
+            "best": best,
             "best_round": best_round,
             "stop_reason": summary.get("stop_reason"),
             "seconds": _number(summary.get("seconds", self.timings[-1].seconds_total if self.timings else None)),
@@ -166,6 +218,12 @@ class RunSnapshot:
         """Return σ as configured, or as the run found it for the budget."""
         sigma = (self.summary or {}).get("noise_multiplier", settings.get("privacy.noise_multiplier"))
         return self.records[0].noise_multiplier if sigma is None and self.records else sigma
+
+
+def quantities(snapshots: Iterable[RunSnapshot]) -> dict[str, str]:
+    """Return what is drawn by round, with titles: the headlines of the runs, local steps and ε."""
+    headlines = {snapshot.headline for snapshot in snapshots}
+    return {name: f"test {title}" for name, title in HEADLINES.items() if name in headlines} | _QUANTITIES
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -183,3 +241,14 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _number(value: Any) -> Any:
     """Return the value if it is a number, else None: summary.json may have been edited."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _is_finite(value: object) -> bool:
+    return _number(value) is not None and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _interval(ends: object) -> Interval | None:
+    """Return two finite ends in order, or None."""
+    if not isinstance(ends, list) or len(ends) != 2 or not all(map(_is_finite, ends)):  # noqa: PLR2004
+        return None
+    return (ends[0], ends[1])

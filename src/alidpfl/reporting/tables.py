@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from rich.table import Column, Table
 from rich.text import Text
@@ -22,10 +22,8 @@ def summary_table(snapshot: RunSnapshot) -> Table:
     """Return settings and results of one run, a row each."""
     table = Table(Column(), Column(Text(snapshot.name)))  # as Text: a folder name may look like markup
     facts = snapshot.facts()
-    for heading, cell in (_SETTINGS | RESULTS).items():
-        table.add_row(Text(heading), cell(facts))
-    for name, text in metric_cells(snapshot).items():
-        table.add_row(Text(name), Text(text))
+    for heading, text in ({key: cell(facts) for key, cell in _SETTINGS.items()} | result_cells(snapshot)).items():
+        table.add_row(Text(heading), text)
     if snapshot.missed_rounds:
         missed = f"in {snapshot.missed_rounds} rounds too few clients answered: charged, and the model did not change"
         table.add_row(Text("WARNING", style=_WARNING), Text(missed))
@@ -37,28 +35,55 @@ def summary_table(snapshot: RunSnapshot) -> Table:
 
 
 def metric_cells(snapshot: RunSnapshot) -> dict[str, str]:
-    """Return each metric of a finished run with its 95 % interval and its trivial value. The files are not trusted."""
-    summary = snapshot.summary or {}
-    values, baselines, intervals = (_table_of(summary, key) for key in ("metrics", "baselines", "intervals"))
+    """Return each metric of a finished run, with its 95 % interval and its trivial value.
+
+    If the metrics have noise, the intervals cover it, and two rows say what training and evaluation spent.
+    """
     found = {}
-    for name, value in values.items():
-        if not _is_number(value):
-            continue
-        ends, trivial = intervals.get(name), baselines.get(name)
-        within = ""
-        if isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends)):  # noqa: PLR2004
-            within = f" ({ends[0]:.4g} to {ends[1]:.4g})"
-        found[f"metric {name}"] = f"{value:.4g}{within}" + (f", trivial {trivial:.4g}" if _is_number(trivial) else "")
-    return found
+    for name, metric in snapshot.metrics().items():
+        trivial = "" if metric.baseline is None else f", trivial {metric_text(name, metric.baseline)}"
+        heading = name if name == "accuracy" else f"metric {name}"
+        found[heading] = f"{metric_text(name, metric.value, metric.interval)}{trivial}"
+    return found | _held_out_cells(snapshot.summary or {})
 
 
-def _table_of(summary: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = summary.get(key)
-    return found if isinstance(found, Mapping) else {}
+def _held_out_cells(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the steps and the evaluations on held-out records spent, if there were any with noise."""
+    held_out, training = summary.get("held_out"), summary.get("training_epsilon")
+    if not isinstance(held_out, Mapping) or not _is_number(training):
+        return {}
+    own, noise, releases = (held_out.get(key) for key in ("epsilon", "noise_multiplier", "releases"))
+    if not _is_number(own):
+        return {}
+    last = f", the last with σ {noise:.4g}" if _is_number(noise) else ""
+    evaluations = f"{rounded_up(own)} ({releases} evaluations{last})"
+    return {"ε of training rows": rounded_up(training), "ε of held-out rows": evaluations}
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def metric_text(name: str, value: float, interval: Sequence[float] | None = None) -> str:
+    """Return a metric, and its interval if it has one, as short text.
+
+    >>> metric_text("accuracy", 85.4, (84.9, 85.9)), metric_text("auc", 0.81234)
+    ('85.40 % (84.90 to 85.90)', '0.8123')
+    """
+    form, unit = (".2f", " %") if name == "accuracy" else (".4g", "")
+    within = "" if interval is None else f" ({interval[0]:{form}} to {interval[1]:{form}})"
+    return f"{value:{form}}{unit}{within}"
+
+
+def result_cells(snapshot: RunSnapshot) -> dict[str, Text]:
+    """Return ε, steps and the best value of the metric that stands for the task, then all metrics."""
+    facts, name, found = snapshot.facts(), snapshot.headline, dict[str, Text]()
+    for heading, cell in RESULTS.items():
+        if name == "accuracy" or "accuracy" not in heading:
+            found[heading] = cell(facts)
+        elif heading.startswith("best") and facts["best"] is not None:
+            found[f"best {name}"] = Text(metric_text(name, facts["best"]))
+    return found | {heading: Text(text) for heading, text in metric_cells(snapshot).items()}
 
 
 def comparison(snapshots: Sequence[RunSnapshot], width: int) -> list[Table | Text]:
@@ -69,12 +94,10 @@ def comparison(snapshots: Sequence[RunSnapshot], width: int) -> list[Table | Tex
     """
     found = effective_settings(snapshots)
     settings = {key: values for key, values in found.items() if any(value != values[0] for value in values)}
-    facts = [snapshot.facts() for snapshot in snapshots]
     rows = {key: [Text(shown(value)) for value in values] for key, values in settings.items()}
-    rows |= {heading: [cell(f) for f in facts] for heading, cell in RESULTS.items()}
-    metrics = [metric_cells(snapshot) for snapshot in snapshots]
-    names_seen = dict.fromkeys(name for found_here in metrics for name in found_here)
-    rows |= {name: [Text(found_here.get(name, UNKNOWN)) for found_here in metrics] for name in names_seen}
+    results = [result_cells(snapshot) for snapshot in snapshots]
+    headings = dict.fromkeys(heading for cells in results for heading in cells)
+    rows |= {heading: [cells.get(heading, Text(UNKNOWN)) for cells in results] for heading in headings}
     if not all(snapshot.covers_everything for snapshot in snapshots):
         no = Text("NO (!)", style=_WARNING)
         rows["ε covers all"] = [Text("yes") if snapshot.covers_everything else no for snapshot in snapshots]
@@ -185,17 +208,26 @@ def _epsilon(facts: Mapping[str, Any]) -> Text:
 
 
 def _noise(facts: Mapping[str, Any]) -> Text:
-    """Return σ of the steps, and of the two statistics that were released before them."""
+    """Return σ of the steps, and of the statistics that were released before them."""
     before = facts.get("statistics_noise")
     steps = _plain("noise_multiplier")(facts)
     if facts.get("noise_kind") == "grid":
         steps.append(" on a grid: exact")
-    return steps if before is None else steps.append(f", before: 2 x {number(before)}")
+    return steps if before is None else steps.append(f", before: {_num_statistics(facts)} x {number(before)}")
 
 
 def _rounds(facts: Mapping[str, Any]) -> Text:
     found = _plain("rounds")(facts)
-    return found if facts.get("statistics_noise") is None else found.append(", and 2 for statistics")
+    return (
+        found
+        if facts.get("statistics_noise") is None
+        else found.append(f", and {_num_statistics(facts)} for statistics")
+    )
+
+
+def _num_statistics(facts: Mapping[str, Any]) -> int:
+    """Return the number of releases before the first round: two of features, or one of a table's rows."""
+    return 2 if facts["model"] == "scatter_linear" else 1
 
 
 def _stop_reason(facts: Mapping[str, Any]) -> Text:

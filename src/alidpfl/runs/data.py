@@ -7,14 +7,15 @@ from torch import Tensor
 
 from alidpfl.config.schema import Config
 from alidpfl.data import Dataset, held_out_rows, load
+from alidpfl.data.own import load_public_npz
 from alidpfl.data.partition import client_rows, label_counts
-from alidpfl.data.table import load_public_table, trainable_schema
+from alidpfl.data.table import load_public_table, output_range, target_unit, trainable_schema
 from alidpfl.errors import ConfigError
+from alidpfl.federation.client import ClientData
 from alidpfl.federation.settings import Part
 from alidpfl.simulation.runner import SimulationData
 from alidpfl.tables.encode import Encoder
 from alidpfl.tables.held_out import new_key
-from alidpfl.tables.schema import NumberTarget
 from alidpfl.types import OnProgress
 
 
@@ -33,6 +34,7 @@ def load_data(config: Config, on_progress: OnProgress | None = None, key: bytes 
         options |= {"num_classes": data.num_classes}
     elif data.name == "table":
         options |= {"schema_file": data.schema_file, "files": data.files, "key": key or secret_key(config)}
+        options["loss"] = config.model.loss
     return load(
         data.name,
         data_dir=Path(data.data_dir) if data.data_dir else None,
@@ -49,17 +51,21 @@ def table_encoder(config: Config) -> Encoder | None:
         return None
     if config.data.schema_file is None:
         raise ConfigError("table needs data.schema_file; draft a schema with: alidpfl schema draft")
-    return Encoder(trainable_schema(config.data.schema_file))
+    return Encoder(trainable_schema(config.data.schema_file, config.model.loss))
 
 
 def server_data(config: Config) -> Dataset | None:
     """Return what a deployment's server can evaluate on: a public data set, or public rows of a table, if any."""
     encoder, data = table_encoder(config), config.data
+    folder = Path(data.data_dir) if data.data_dir else None
+    if data.name == "npz":
+        return load_public_npz(folder, data.pixel_range, data.num_classes)
     if encoder is None:
         return load_data(config)
     if not data.files and data.data_dir is None:
         return None
-    return load_public_table(encoder, data.files, Path(data.data_dir) if data.data_dir else None)
+    folder = Path(data.data_dir) if data.data_dir else None
+    return load_public_table(encoder, data.files, folder, config.model.loss)
 
 
 def simulation_data(config: Config, dataset: Dataset) -> SimulationData:
@@ -79,14 +85,40 @@ def simulation_data(config: Config, dataset: Dataset) -> SimulationData:
     )
     evaluation = evaluation_data(config, dataset)
     return SimulationData(
-        inputs=train.inputs, targets=train.targets, clients=clients, evaluation=evaluation, unit=target_unit(dataset)
+        inputs=train.inputs,
+        targets=train.targets,
+        clients=clients,
+        evaluation=evaluation,
+        held_out=held_out_data(config, dataset),
+        **prediction_scale(config, dataset),
     )
 
 
-def target_unit(dataset: Dataset) -> float:
-    """Return what a difference of 1 between two targets is in the unit of the table; 1 for other data."""
-    target = None if dataset.encoder is None else dataset.encoder.schema.target
-    return (target.high - target.low) / 2 if isinstance(target, NumberTarget) else 1.0
+def evaluates_privately(config: Config, dataset: Dataset) -> bool:
+    """Return whether clients release noised evaluations of their held-out rows, and nothing without noise."""
+    wanted, rows = config.evaluation.private, dataset.held_out_clients
+    if wanted and rows is None:
+        raise ConfigError(
+            "evaluation.private=true needs rows that a table's clients hold out by a hash of each row: use tables "
+            "without public test rows, or leave it out"
+        )
+    return rows is not None and (config.run.randomness == "secure" if wanted is None else wanted)
+
+
+def held_out_data(config: Config, dataset: Dataset) -> list[ClientData]:
+    """Return the rows that each client holds out; none if there are no evaluations with noise."""
+    test, clients = dataset.test, dataset.held_out_clients
+    if clients is None or not evaluates_privately(config, dataset):
+        return []
+    return [ClientData(inputs=test.inputs, targets=test.targets, rows=rows) for rows in clients]
+
+
+def prediction_scale(config: Config, dataset: Dataset) -> dict[str, Any]:
+    """Return how the outputs of a number task become predictions, as arguments of `SimulationData`."""
+    if dataset.encoder is None:
+        return {}
+    schema, loss = dataset.encoder.schema, config.model.loss
+    return {"unit": target_unit(schema), "output_range": output_range(schema, loss)}
 
 
 def evaluation_data(config: Config, dataset: Dataset) -> dict[Part, tuple[Tensor, Tensor]]:
@@ -96,6 +128,8 @@ def evaluation_data(config: Config, dataset: Dataset) -> dict[Part, tuple[Tensor
     evaluation: dict[Part, tuple[Tensor, Tensor]] = {}
     if len(public):
         evaluation["validation"] = (train.inputs[public], train.targets[public])
+    if evaluates_privately(config, dataset):
+        return evaluation  # the test part is the clients' own: only noised sums of it may be seen
     if config.run.evaluate_on == "test":
         evaluation["test"] = (test.inputs, test.targets)
     elif not len(public):

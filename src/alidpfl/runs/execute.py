@@ -24,7 +24,7 @@ from alidpfl.runs.tables import with_table_defaults
 from alidpfl.simulation import Wrap
 from alidpfl.store import Checkpoint, RoundTiming, RunDirectory, describe_environment
 from alidpfl.store.tensorboard import TensorBoardWriter
-from alidpfl.types import OnProgress, OnShare, RoundRecord, StopReason, ignore_progress
+from alidpfl.types import HeldOutFacts, OnProgress, OnShare, RoundRecord, StopReason, ignore_progress
 
 _FREE_TO_CHANGE = ("run.processes", "run.device")  # no result depends on them
 
@@ -62,6 +62,10 @@ class Outcome:
     """95 % intervals of the metrics."""
     calibration: list[CalibrationBin] = field(default_factory=list)
     """Predicted and observed shares of a class task."""
+    training_epsilon: float | None = None
+    """ε of the steps; None if `epsilon` is nothing else."""
+    held_out: HeldOutFacts | None = None
+    """Cost and noise of the evaluations on held-out records; None without them. `epsilon` is the larger of both."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], source: Path) -> "Outcome":
@@ -93,19 +97,27 @@ Preparation = Callable[[Config, RunDirectory, Listener], Prepared]
 """Prepares a run: on this machine, or over the nodes that the directory lists."""
 
 
-def simulated(config: Config, directory: RunDirectory, listener: Listener, *, wrap: Wrap | None = None) -> Prepared:
+def simulated(
+    config: Config,
+    directory: RunDirectory,
+    listener: Listener,
+    *,
+    held_out_key: bytes | None = None,
+    wrap: Wrap | None = None,
+) -> Prepared:
     """Prepare a run on this machine.
 
     Args:
         config: settings of the run.
         directory: where a resumed run keeps its statistics.
         listener: callbacks.
+        held_out_key: the secret key that a new run was planned with. A resumed run has its own.
         wrap: puts a wrapper around the engine.
     """
     return prepare(
         config,
-        statistics=_released_before(config, directory),
-        held_out_key=_key_before(config, directory),
+        statistics=released_before(config, directory),
+        held_out_key=_key_before(config, directory) or held_out_key,
         on_progress=listener.on_loading,
         on_share=listener.on_share,
         wrap=wrap,
@@ -124,7 +136,7 @@ def _key_before(config: Config, directory: RunDirectory) -> bytes | None:
     return found
 
 
-def _released_before(config: Config, directory: RunDirectory) -> Statistics | None:
+def released_before(config: Config, directory: RunDirectory) -> Statistics | None:
     """Return the statistics that a resumed run has released; None for a new run.
 
     What a killed start left behind is not reused. With seeded noise the same values are made again. With secure noise
@@ -333,11 +345,13 @@ def _check_resumable(
 def _outcome(config: Config, prepared: Prepared, directory: RunDirectory) -> Outcome:
     federation, epsilons = prepared.federation, prepared.federation.epsilons
     found = federation.last_evaluation or federation.evaluate("test")
-    measures = found.measures if found else Measures()
+    measures, private = found.measures if found else Measures(), federation.private_evaluation
+    held_out = private.facts() if private is not None else None
+    own, training = (held_out.epsilon if held_out else 0.0), max(epsilons.values())
     return Outcome(
         accuracy=found.accuracy if found else None,
         loss=found.loss if found else None,
-        epsilon=max(epsilons.values()),
+        epsilon=max(training, own),
         delta=config.privacy.delta,
         rounds=federation.progress.round,
         steps=federation.progress.local_steps,
@@ -347,7 +361,7 @@ def _outcome(config: Config, prepared: Prepared, directory: RunDirectory) -> Out
         covers_everything=federation.covers_everything,
         is_synthetic=prepared.dataset is not None and prepared.dataset.is_synthetic,
         noise_multiplier=prepared.noise_multiplier,
-        client_epsilon={str(client): value for client, value in epsilons.items()},
+        client_epsilon={str(client): max(value, own) for client, value in epsilons.items()},
         randomness=prepared.randomness,
         uncovered=list(prepared.uncovered),
         weakness=prepared.weakness,
@@ -355,6 +369,8 @@ def _outcome(config: Config, prepared: Prepared, directory: RunDirectory) -> Out
         baselines=dict(measures.baseline),
         intervals={name: list(ends) for name, ends in measures.intervals.items()},
         calibration=list(measures.calibration),
+        training_epsilon=training if held_out else None,
+        held_out=held_out,
     )
 
 

@@ -65,7 +65,7 @@ def featured(
     ), statistics
 
 
-def statistics_bytes(feature_map: FeatureMap) -> int:
+def features_bytes(feature_map: FeatureMap) -> int:
     """Return the traffic of one client: two sums up, the mean and the scale down."""
     features, scattering = sum(block.size for block in feature_map.blocks), feature_map.blocks[0]
     return BYTES_PER_NUMBER * (features + scattering.size + features + int(scattering.low.sum()))

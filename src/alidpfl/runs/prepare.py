@@ -3,28 +3,33 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
-from alidpfl.config.schema import STATISTICS, STATISTICS_SETTINGS, Config
+from alidpfl.config.schema import FEATURE_SETTINGS, Config
 from alidpfl.data import Dataset
+from alidpfl.data.dataset import check_counts
 from alidpfl.data.partition import small_clients
 from alidpfl.dpsgd import make_loss
 from alidpfl.errors import ConfigError
 from alidpfl.federation.loop import Federation
 from alidpfl.federation.planning import make_ledger
+from alidpfl.federation.private_evaluation import PrivateEvaluation
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Engine, FederationSettings
 from alidpfl.methods import Loss, Method, check_method_options, make_method
 from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
-from alidpfl.privacy import GaussianRelease, Ledger, noise_multiplier_for
+from alidpfl.privacy import GaussianRelease, Ledger, PrivacyBudget, noise_multiplier_for
 from alidpfl.registry import METHODS
-from alidpfl.runs.data import load_data, secret_key, simulation_data
-from alidpfl.runs.features import Statistics, featured, map_for, statistics_bytes
+from alidpfl.releases.queries import EvaluationQuery
+from alidpfl.runs.data import evaluates_privately, load_data, secret_key, simulation_data
+from alidpfl.runs.features import Statistics
+from alidpfl.runs.standardise import statistics_bytes, with_statistics
 from alidpfl.simulation import Simulation, SimulationData, Wrap
 from alidpfl.tables.encode import Encoder
-from alidpfl.types import OnProgress, OnShare, TaskKind, ignore_progress, loss_for
+from alidpfl.types import ClientId, OnProgress, OnShare, TaskKind, ignore_progress, loss_for
 
 _STEPS_PER_ROUND = 2  # that σ pays for by default; a policy divides them among the rounds
 _SHOWN_CLIENTS = 5  # whose numbers a warning lists
@@ -35,7 +40,8 @@ _READ_BY = {
     ("data", "schema_file"): "table",
     ("data", "files"): "table",
     ("model", "hidden"): "mlp",
-    **dict.fromkeys(STATISTICS_SETTINGS, "scatter_linear"),
+    ("data", "standardise"): "table",
+    **dict.fromkeys(FEATURE_SETTINGS, "scatter_linear"),
 }
 """Settings that only one data set or model reads."""
 
@@ -135,10 +141,11 @@ def prepare(
     data = simulation_data(config, dataset)
     uncovered, clients = _uncovered(config, dataset), _fingerprint(data)
     loss = configured_loss(config, dataset.kind)
+    check_counts(config.data.name, dataset.train.targets, config.model.loss)
     task, exchanged = (dataset.input_shape, dataset.num_outputs), 0
     if config.has_statistics:
-        exchanged = len(data.clients) * statistics_bytes(map_for(config, dataset.input_shape))
-        dataset, statistics = featured(config, dataset, data.clients, statistics, on_progress)
+        exchanged = len(data.clients) * statistics_bytes(config, dataset)
+        dataset, statistics = with_statistics(config, dataset, data.clients, statistics, on_progress)
         data = simulation_data(config, dataset)
     is_seeded = config.run.randomness == "seeded"
     model = build_model(config, dataset.input_shape, dataset.num_outputs)
@@ -165,6 +172,9 @@ def prepare(
         server_settings=parts.server_settings,
         bytes_before=exchanged,
         client_names=dataset.client_names,
+        private_evaluation=private_evaluation(
+            config, dataset.kind, dataset.num_outputs, clients=range(len(data.held_out)), unit=data.unit
+        ),
     )
     return Prepared(
         dataset=dataset,
@@ -184,6 +194,42 @@ def prepare(
     )
 
 
+def private_evaluation(
+    config: Config, kind: TaskKind, outputs: int, *, clients: Sequence[ClientId], unit: float
+) -> PrivateEvaluation | None:
+    """Return the plan of a run's evaluations on held-out records; None if no client has any to evaluate on.
+
+    Args:
+        config: settings of the run.
+        kind: the kind of the targets.
+        outputs: number of the model's outputs.
+        clients: the clients that hold records out.
+        unit: what a difference of 1 between two numbers is in the unit that errors are shown in.
+    """
+    if not clients:
+        return None
+    section, privacy = config.evaluation, config.privacy
+    if (own := section.epsilon or privacy.epsilon) > privacy.epsilon:
+        raise ConfigError(
+            f"evaluation.epsilon={own:g} must not exceed privacy.epsilon={privacy.epsilon:g}, which is promised for "
+            "every record; lower it, or leave it out"
+        )
+    return PrivateEvaluation(
+        query=EvaluationQuery(task=kind, outputs=outputs, **_numbers(config)),
+        budget=PrivacyBudget(epsilon=own, delta=privacy.delta),
+        accountant=accountant_of(config),
+        releases=section.releases,
+        max_rounds=config.training_rounds,
+        clients=clients,
+        unit=unit,
+    )
+
+
+def _numbers(config: Config) -> dict[str, Any]:
+    """Return how a query reads numbers: `poisson` has other targets than other losses, and predicts a logarithm."""
+    return {"low": 0.0, "high": 2.0, "exponential": True} if config.model.loss == "poisson" else {}
+
+
 def uncovered_signals(policy: Policy, method: Method) -> tuple[str, ...]:
     """Return what a policy or a method makes clients show without noise."""
     is_raw = policy.needs_raw_signals or "raw" in method.signals
@@ -198,6 +244,13 @@ def check_choices(config: Config) -> None:
         if is_set and chosen != reader:
             hint = "; did you mean data.dirichlet_beta?" if key == "beta" else ""
             raise ConfigError(f"{section}.{key} is for {reader}; {chosen} does not read it: leave it out{hint}")
+    if config.privacy.statistics_noise != Config().privacy.statistics_noise and not config.has_statistics:
+        raise ConfigError(
+            'privacy.statistics_noise is for scatter_linear, and for tables with data.standardise="private"; leave it '
+            "out"
+        )
+    if config.model.quantile != Config().model.quantile and config.model.loss != "quantile":
+        raise ConfigError(f'model.quantile={config.model.quantile:g} is for model.loss="quantile"; set that too')
     if config.data.name == "table" and config.data.validation > 0:
         raise ConfigError(
             f"data.validation={config.data.validation:g}: a table holds rows out by a hash of each row; leave it "
@@ -205,8 +258,8 @@ def check_choices(config: Config) -> None:
         )
     if config.training_rounds < 1:
         raise ConfigError(
-            f"federation.max_rounds={config.federation.max_rounds}: {config.model.name} needs {STATISTICS} rounds for "
-            f"its statistics before the first round of training; set at least {STATISTICS + 1}"
+            f"federation.max_rounds={config.federation.max_rounds}: this run needs {config.statistics_rounds} of them "
+            f"for statistics before the first round of training; set at least {config.statistics_rounds + 1}"
         )
 
 
@@ -229,10 +282,10 @@ def _noise_multiplier(config: Config) -> float:
 
 
 def releases_before(config: Config) -> tuple[GaussianRelease, ...]:
-    """Return what every client is charged before the first round: the statistics that standardise its features."""
+    """Return what every client is charged before the first round: the statistics of its features or rows."""
     if not config.has_statistics:
         return ()
-    return (GaussianRelease(noise_multiplier=config.privacy.statistics_noise, count=STATISTICS),)
+    return (GaussianRelease(noise_multiplier=config.privacy.statistics_noise, count=config.statistics_rounds),)
 
 
 def accountant_of(config: Config) -> str:
@@ -327,12 +380,13 @@ def _uncovered(config: Config, dataset: Dataset) -> tuple[str, ...]:
     """Return what shows the clients' own records without noise. Public data sets have nothing to hide."""
     if not config.has_private_data:
         return dataset.shown
-    held_out = "accuracy and loss on records of the clients"
+    held_out = "metrics on records of the clients"
     shown = list(dataset.shown)
-    if dataset.test_is_held_out and not any(reason.startswith(held_out) for reason in shown):
+    is_covered = evaluates_privately(config, dataset)
+    if dataset.test_is_held_out and not is_covered and not any(reason.startswith(held_out) for reason in shown):
         shown.append(f"{held_out}, which the data set holds out for testing")
     if config.data.validation > 0:
-        shown.append("loss and accuracy on data.validation, which are records of the clients")
+        shown.append("metrics on data.validation, which are records of the clients")
     return tuple(shown)
 
 

@@ -19,6 +19,8 @@ from alidpfl.store import RunDirectory
 from alidpfl.tables.encode import Encoder
 from alidpfl.tables.read import Rows
 from alidpfl.tables.schema import Schema
+from alidpfl.tables.standardise import RowStandardiser
+from alidpfl.types import TaskKind
 
 _RELEASED = "features."
 
@@ -27,8 +29,8 @@ def load_model(directory: str | Path) -> nn.Module:
     """Load the trained model of a finished run, in evaluation mode.
 
     Inputs (n, *input_shape) are those of the data set, as `load_dataset` gives them: images scaled to the run's
-    `pixel_range`. Outputs are scores, (n, classes). The model of `scatter_linear` computes features itself. That of a
-    table is a `TableModel`, which also takes raw rows.
+    `pixel_range`. Outputs are scores, (n, classes) or (n, labels), or numbers (n, 1). The model of `scatter_linear`
+    computes features itself. That of a table is a `TableModel`, which also takes raw rows.
 
     Raises:
         DataError: the run has not ended, or its files do not fit together.
@@ -46,7 +48,7 @@ def load_model(directory: str | Path) -> nn.Module:
             f"{run.model_path} does not say what its inputs are: it was written by an older alidpfl, or is not of a run"
         ) from None
     released = {name.removeprefix(_RELEASED): tensors.pop(name) for name in list(tensors) if name.startswith(_RELEASED)}
-    features = _Features(config, input_shape, released) if config.has_statistics else None
+    features = _Features(config, input_shape, released) if config.has_features else None
     model = build_model(config, (features.size,) if features else input_shape, num_classes)
     try:
         model.load_state_dict(tensors)
@@ -54,44 +56,77 @@ def load_model(directory: str | Path) -> nn.Module:
         raise DataError(f"{run.model_path} does not fit {run.path / 'config.toml'}: one was changed") from None
     if "schema" in metadata:
         schema = Schema.from_canonical(metadata["schema"], f"{run.model_path}: its schema")
-        return TableModel(model, Encoder(schema)).eval()
+        standardiser = None
+        if config.has_statistics:
+            standardiser = RowStandardiser.from_arrays(schema, released, str(run.model_path))
+        return TableModel(model, Encoder(schema), config.model.loss, standardiser).eval()
     return (nn.Sequential(features, model) if features else model).eval()
 
 
 class TableModel(nn.Module):
     """The trained model of a table, with the encoder that its rows went through."""
 
-    def __init__(self, model: nn.Module, encoder: Encoder) -> None:
-        """Predict with this model, on rows that the encoder encodes."""
+    def __init__(
+        self,
+        model: nn.Module,
+        encoder: Encoder,
+        loss: str | None = None,
+        standardiser: RowStandardiser | None = None,
+    ) -> None:
+        """Predict with a model.
+
+        Args:
+            model: it takes standardised rows, if there is a standardiser.
+            encoder: encodes raw rows.
+            loss: the model's loss; "poisson" predicts logarithms.
+            standardiser: standardises encoded rows.
+        """
         super().__init__()
-        self.model, self.encoder = model, encoder
+        self.model, self.encoder, self._loss, self.standardiser = model, encoder, loss, standardiser
+
+    @property
+    def kind(self) -> TaskKind:
+        """The kind of the target."""
+        return self.encoder.schema.target.kind
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the outputs."""
+        """The names of the classes, in the order of the outputs; empty for other targets."""
         return self.encoder.classes
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns of the labels, in the order of the outputs; empty for other targets."""
+        return self.encoder.schema.target_columns if self.kind == "labels" else ()
+
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the scores of encoded rows: (n, width) -> (n, classes)."""
-        scores: Tensor = self.model(inputs)
-        return scores
+        """Return the outputs for encoded rows: (n, width) -> (n, outputs)."""
+        if self.standardiser is not None:
+            inputs = torch.from_numpy(self.standardiser.rows(inputs.numpy()))
+        outputs: Tensor = self.model(inputs)
+        return outputs
 
     @torch.no_grad()
     def predict(self, rows: Rows) -> NDArray[np.float32]:
-        """Return the probability of each class for each row, in order.
+        """Return the predictions for each row, in order.
 
         Args:
             rows: a pandas or polars frame, a mapping of columns, a list of mappings, one mapping, or a file's path. The
                 target's column may be left out.
 
         Returns:
-            (n, classes), each row with sum 1. `classes` has the names.
+            For a class target (n, classes): the probability of each class. Each row has the sum 1, and `classes` has
+            the names. For a number target (n,): numbers in the table's own unit, within the target's bounds. For labels
+            (n, labels): the probability of each label, and `labels` has the names.
 
         Raises:
             DataError: a value does not fit the schema.
         """
-        inputs = torch.from_numpy(self.encoder.encode(rows).inputs)
-        found: NDArray[np.float32] = self(inputs).double().softmax(1).float().numpy()
+        outputs = self(torch.from_numpy(self.encoder.encode(rows).inputs)).double()
+        if self.kind == "number":  # poisson learns the logarithm of a mean in [0, 2]
+            scaled = outputs[:, 0].exp() - 1 if self._loss == "poisson" else outputs[:, 0]
+            return self.encoder.decode_numbers(scaled.numpy()).astype(np.float32)
+        found: NDArray[np.float32] = (outputs.softmax(1) if self.kind == "class" else outputs.sigmoid()).float().numpy()
         return found
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from alidpfl.dpsgd.model_check import made_up, trial
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation.settings import Part
+from alidpfl.methods import Loss
 from alidpfl.simulation.runner import SimulationData
 
 _SCORES = 2  # dimensions of (B, classes)
@@ -24,13 +25,17 @@ def check_device(device: str) -> None:
         raise ConfigError('device="cuda": this machine or this build of torch has no CUDA; use "cpu"')
 
 
-def check_enrolment(model: nn.Module, data: SimulationData) -> None:
-    """Refuse clients without records, inputs that the model cannot take, and labels without an output."""
+def check_enrolment(model: nn.Module, data: SimulationData, loss: Loss) -> None:
+    """Refuse clients without records, inputs or targets that the model cannot take, and classes without an output."""
     for number, rows in enumerate(data.clients):
         if len(rows) == 0:
             raise DataError(f"client {number} has no records; leave it out, or give each client some (min_samples)")
     outputs = _outputs(model, data)
-    if outputs.ndim != _SCORES or data.targets.is_floating_point():
+    if data.targets.is_floating_point():
+        with torch.no_grad(), trial(model, data.inputs, data.targets):
+            loss(outputs, made_up(data.targets, 0).to(outputs.device))
+        return
+    if outputs.ndim != _SCORES:
         return
     classes = outputs.shape[1]
     is_beyond = data.targets >= classes

@@ -25,6 +25,7 @@ from alidpfl.federation.tensors import num_params, steady_arithmetic, trained
 from alidpfl.methods import Loss, Method
 from alidpfl.metrics import Measures, measure
 from alidpfl.registry import LOSSES
+from alidpfl.releases.queries import Released, ReleasePlan
 from alidpfl.simulation.checks import check_device, check_enrolment
 from alidpfl.simulation.runner import Runner, SimulationData
 from alidpfl.simulation.workers import SharedWeights, WorkerPool
@@ -88,7 +89,7 @@ class Simulation:
             self._runner = Runner(
                 model=model, method=method, data=data, seed=seed, run=run, device=device, noise=noise, loss=loss
             )
-            check_enrolment(self._runner.model, data)
+            check_enrolment(self._runner.model, data, loss)
         self._data, self._on_share, self._loss = data, on_share, loss
         self._pool: WorkerPool | None = None
 
@@ -146,15 +147,23 @@ class Simulation:
         measures = self._measures(np.concatenate([piece[2] for piece in pieces]), targets)
         return Evaluation(accuracy=accuracy, loss=loss / total, measures=measures)
 
+    def release(self, params: Tensor, plans: Sequence[ReleasePlan]) -> list[Released]:
+        """Return the clients' noised sums on their held-out records, in the plans' order."""
+        if self._processes == 1:
+            with steady_arithmetic():
+                return [self._runner.release(params, plan) for plan in plans]
+        work = [float(len(self._data.held_out[plan.client])) for plan in plans]
+        return self._ready_pool(1, params).run(enumerate(plans), work=work)
+
     @steady_arithmetic()  # the same bits after the last round as within it
     def _measures(self, outputs: NDArray[np.float32], targets: Tensor) -> Measures:
         loss = self._loss
         function, options = (loss.func, loss.keywords) if isinstance(loss, partial) else (loss, {})
         name = next((name for name in ("poisson", "quantile") if function is LOSSES[name]), None)
-        level = options.get("level", 0.5)
-        return measure(
-            kind_of(targets), outputs, targets.cpu().numpy(), loss=name, quantile=level, unit=self._data.unit
-        )
+        level, kind = options.get("level", 0.5), kind_of(targets)
+        if kind == "number":
+            outputs = outputs.clip(*self._data.output_range)
+        return measure(kind, outputs, targets.cpu().numpy(), loss=name, quantile=level, unit=self._data.unit)
 
     def seconds_for(self, params: Tensor, plans: Sequence[ClientPlan]) -> float:
         """Return about how long the plans take: the largest is tried, on as many made-up records."""

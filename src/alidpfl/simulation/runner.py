@@ -1,10 +1,11 @@
 """One process of a simulation: train a client, or evaluate a part of the test set, in one thread."""
 
 import copy
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 
 from alidpfl.data.dataset import kind_of
 from alidpfl.dpsgd import RandomStream, cross_entropy
-from alidpfl.federation.client import ClientData, LocalTrainer, training_stream
+from alidpfl.federation.client import ClientData, LocalTrainer, release_stream, training_stream
 from alidpfl.federation.settings import Part
 from alidpfl.federation.tensors import load, trained
 from alidpfl.methods import Loss, Method
+from alidpfl.releases.compute import evaluated
+from alidpfl.releases.queries import EvaluationQuery, Released, ReleasePlan
 from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind
 
 Piece: TypeAlias = tuple[int, float, NDArray[np.float32]]
@@ -33,8 +36,12 @@ class SimulationData:
     """Rows of each client."""
     evaluation: Mapping[Part, tuple[Tensor, Tensor]]
     """Inputs and targets to evaluate on, which are not private."""
+    held_out: Sequence[ClientData] = ()
+    """The records that each client holds out and never trains on; empty if none is evaluated on."""
     unit: float = 1.0
     """What a difference of 1 between two number targets is in the data's own unit."""
+    output_range: tuple[float, float] = (-math.inf, math.inf)
+    """Outputs of a number task beyond these ends predict the same as the ends."""
 
     @property
     def sizes(self) -> list[int]:
@@ -66,12 +73,29 @@ class Runner:
         self.model = copy.deepcopy(model).eval().to(device)
         self._parameters = trained(self.model)
         self._data, self._device, self._loss = data, device, loss
-        self._seed, self._run = seed, run
+        self._seed, self._run, self._noise = seed, run, noise
 
     def train(self, params: Tensor, plan: ClientPlan) -> ClientUpdate:
         """Run one client's plan. Its randomness depends only on seed, run, round and client."""
         random = training_stream(self._seed, self._run, plan)
         return self._trainer.train(params, self._data.client(plan.client), plan, random)
+
+    def release(self, params: Tensor, plan: ReleasePlan) -> Released:
+        """Return one client's noised sums on its held-out records. They must have been charged before."""
+        load(params, self._parameters)
+        records = self._data.held_out[plan.client]  # proof parallel 3
+        random = release_stream(self._seed, self._run, plan.number, plan.client, plan.query.kind)
+        values = evaluated(
+            cast(EvaluationQuery, plan.query),  # statistics need no model, and come before the engine
+            self.model,
+            records.inputs,
+            records.targets,
+            records.rows,
+            noise_multiplier=plan.noise_multiplier,
+            random=random,
+            noise=self._noise,
+        )
+        return Released(client=plan.client, values=values)
 
     def rehearse(self, params: Tensor, plan: ClientPlan) -> float:
         """Return the seconds that the plan takes, measured on zeros instead of records, so nothing is charged."""

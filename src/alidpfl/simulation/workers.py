@@ -20,6 +20,7 @@ from torch import Tensor
 from alidpfl.errors import AliDpflError
 from alidpfl.federation.settings import Part
 from alidpfl.federation.tensors import keep_heap, steady_arithmetic
+from alidpfl.releases.queries import ReleasePlan
 from alidpfl.simulation.runner import Runner
 from alidpfl.types import ClientPlan, ignore_progress
 
@@ -29,7 +30,9 @@ _STDERR = 2  # the last of the standard streams
 TrainTask: TypeAlias = tuple[int, ClientPlan]
 """The slot of shared memory for the weights, and the plan."""
 EvaluateTask: TypeAlias = tuple[Part, slice]
-Task: TypeAlias = TrainTask | EvaluateTask
+ReleaseTask: TypeAlias = tuple[int, ReleasePlan]
+"""The place of the answer, and the plan."""
+Task: TypeAlias = TrainTask | EvaluateTask | ReleaseTask
 
 
 class WorkerError(AliDpflError):
@@ -190,6 +193,8 @@ def _answer(runner: Runner, weights: SharedWeights, task: Task) -> Any:
             update = runner.train(weights.global_weights, second)
             weights.of_client(int(first)).copy_(update.params)
             return replace(update, params=_NOTHING)
+        if isinstance(second, ReleasePlan):
+            return runner.release(weights.global_weights, second)
         return runner.evaluate(weights.global_weights, first, second)  # type: ignore[arg-type]
     except AliDpflError as error:
         return error

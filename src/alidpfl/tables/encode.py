@@ -200,10 +200,16 @@ def _decoded(column: Column, values: Numbers) -> list[str]:
     if isinstance(column, FlagColumn):
         return ["yes" if value > 0 else "no" for value in values[:, 0]]
     if isinstance(column, CategoryColumn):
-        other = "other"
-        while other in column.values:
-            other += "_"
+        other = other_name(column.values)
         return [[*column.values, other, other][code] for code in values.argmax(1)]
     low, high = (math.log(column.low), math.log(column.high)) if column.scale == "log" else (column.low, column.high)
     found = low + (values[:, 0] + 1.0) / 2.0 * (high - low)
     return list(map(repr, (np.exp(found) if column.scale == "log" else found).tolist()))
+
+
+def other_name(values: tuple[str, ...]) -> str:
+    """Return a text that no declared category has."""
+    other = "other"
+    while other in values:
+        other += "_"
+    return other

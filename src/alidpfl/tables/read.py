@@ -57,7 +57,7 @@ def read_columns(path: Path, header: list[str], names: list[str]) -> "pl.DataFra
 
 def file_header(path: Path) -> list[str]:
     """Return the names of a file's columns. Names that stand twice are refused."""
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES and path.exists():
         raise DataError(f"{path}: tables are read from .csv and .parquet files; convert it")
     try:
         with path.open("rb") as file:
@@ -156,7 +156,10 @@ def _read_csv(path: Path, header: list[str], names: list[str]) -> "pl.DataFrame"
         table = pl.scan_csv(path, infer_schema=False, new_columns=header)
         frame = table.select([*names, *_last_of(header, names)]).collect()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError):  # their texts quote values
-        _find_bad_row(path, len(header))
+        quote = _find_bad_row(path, len(header))
+        if quote is not None:
+            told = f"{path}: row {quote} has a quote within a text; put quotes around the text, and double this one"
+            raise DataError(told) from None
         raise DataError(f"{path} cannot be read as CSV; {_CSV_FORM}") from None
     if frame[header[-1]].null_count():  # a row that is too short has no last field, and polars fills it up
         _find_bad_row(path, len(header))
@@ -167,9 +170,12 @@ def _last_of(header: list[str], names: list[str]) -> list[str]:
     return [] if header[-1] in names else [header[-1]]
 
 
-def _find_bad_row(path: Path, width: int) -> None:
-    """Raise an error that names the first row that is not UTF-8 or has too few or too many fields, if there is one."""
-    number = 0
+def _find_bad_row(path: Path, width: int) -> int | None:
+    """Raise an error that names the first row that is not UTF-8 or has too few or too many fields, if there is one.
+
+    Otherwise return the first row that has a quote within a text, if there is one.
+    """
+    number, quote = 0, None
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for number, fields in enumerate(csv.reader(file)):  # row 0 is the header
@@ -177,10 +183,13 @@ def _find_bad_row(path: Path, width: int) -> None:
                     raise DataError(
                         f"{path}: row {number} has {len(fields)} fields and the header has {width}; {_remedy(fields)}"
                     )
+                if quote is None and any('"' in field for field in fields):
+                    quote = number
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text: see row {number + 1} or below; save it as UTF-8") from None
     except csv.Error:
         raise DataError(f"{path}: row {number + 1} cannot be read; {_CSV_FORM}") from None
+    return quote
 
 
 def _remedy(fields: list[str]) -> str:

@@ -182,6 +182,13 @@ class Schema(_Part):
         return self.target.columns if isinstance(self.target, LabelsTarget) else (self.target.column,)
 
     @property
+    def num_outputs(self) -> int:
+        """Number of outputs of a model: one for each class or label, or one for a number."""
+        if isinstance(self.target, NumberTarget):
+            return 1
+        return len(self.target.values if isinstance(self.target, ClassTarget) else self.target.columns)
+
+    @property
     def width(self) -> int:
         """Number of values in a row's vector."""
         return sum(len(self.features(name)) for name in self.columns)

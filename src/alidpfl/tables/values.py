@@ -42,7 +42,8 @@ class Place:
 
     def refuse_type(self, series: "pl.Series", wanted: str) -> NoReturn:
         """Raise a DataError about the type of the whole column."""
-        raise DataError(f"{self.source}: column {self.column!r} has type {series.dtype}; convert it to {wanted}")
+        kind = str(series.dtype).partition("(")[0]  # an Enum lists its values behind it
+        raise DataError(f"{self.source}: column {self.column!r} has type {kind}; convert it to {wanted}")
 
 
 def numbers(series: "pl.Series", place: Place) -> tuple[Numbers, Mask]:

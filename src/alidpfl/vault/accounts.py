@@ -12,13 +12,27 @@ A server may choose the steps, σ, q, C and η of each round from all answers so
   fixed at enrolment. It is looser at the least σ, and better if σ begins well above it (Adap DP-FL).
 
 Composing the q and σ of past rounds as if they had been fixed in advance would be tighter than both, and wrong.
+
+Queries are charged by a `GaussianFilter`, at any σ that the server chooses. Held-out records are in no step, so their
+filter has the whole budget of its own (docs/explanation/proofs/parallel.md). Statistics read the training records. The
+policy fixes what all of them together may spend, as one release with σ, and the steps are charged beside that release
+from the start.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from alidpfl.privacy import PlannedLedger, PrivacyBudget, RdpFilter, SampledGaussian
+from alidpfl.privacy import (
+    GaussianFilter,
+    GaussianRelease,
+    PlannedLedger,
+    PrivacyBudget,
+    RdpFilter,
+    SampledGaussian,
+)
+from alidpfl.releases.queries import RecordPart
 from alidpfl.vault.policy import Policy
 
 _DATA_SET = 0  # a ledger of the package has many clients; a vault has one data set
@@ -27,7 +41,14 @@ _DATA_SET = 0  # a ledger of the package has many clients; a vault has one data 
 class PlannedAccount:
     """Charges every unit at the terms' q and σ. Units are steps, or rounds if the noise is on the update."""
 
-    def __init__(self, budget: PrivacyBudget, sample_rate: float, noise_multiplier: float, accountant: str) -> None:
+    def __init__(
+        self,
+        budget: PrivacyBudget,
+        sample_rate: float,
+        noise_multiplier: float,
+        accountant: str,
+        releases: tuple[GaussianRelease, ...] = (),
+    ) -> None:
         """Open an empty account.
 
         Args:
@@ -35,8 +56,9 @@ class PlannedAccount:
             sample_rate: q that every step is charged at.
             noise_multiplier: σ that every step is charged at, the least that the policy allows.
             accountant: how ε is computed.
+            releases: what queries of the same records may spend. It counts as spent from the start.
         """
-        self._ledger = PlannedLedger(budget, sample_rate, noise_multiplier, accountant=accountant)
+        self._ledger = PlannedLedger(budget, sample_rate, noise_multiplier, accountant=accountant, releases=releases)
         self._noise_multiplier = noise_multiplier
         self.units = 0
 
@@ -57,8 +79,10 @@ class PlannedAccount:
 class FilterAccount:
     """Charges every unit at its own q and σ."""
 
-    def __init__(self, budget: PrivacyBudget, order: int) -> None:
+    def __init__(self, budget: PrivacyBudget, order: int, releases: tuple[GaussianRelease, ...] = ()) -> None:
         self._filter = RdpFilter(budget=budget, order=order)
+        for release in releases:
+            self._filter = self._filter.charge(release)
         self.units = 0
 
     def affordable(self, sample_rate: float, noise_multiplier: float) -> int:
@@ -91,10 +115,34 @@ def filter_order(policy: Policy) -> int | None:
 
 def make_account(policy: Policy, order: int | None) -> Account:
     """Return an empty account on the policy's terms. Raise BudgetExceededError if they do not pay for one unit."""
+    reserved: tuple[GaussianRelease, ...] = ()
+    if policy.statistics is not None:
+        reserved = (GaussianRelease(noise_multiplier=policy.statistics.noise_multiplier),)
     if order is not None:
-        return FilterAccount(budget_of(policy), order)
+        return FilterAccount(budget_of(policy), order, reserved)
     noise_multiplier, accountant = policy.terms.min_noise_multiplier, policy.accounting.accountant
-    return PlannedAccount(budget_of(policy), charged_rate(policy), noise_multiplier, accountant)
+    return PlannedAccount(budget_of(policy), charged_rate(policy), noise_multiplier, accountant, reserved)
+
+
+Filters: TypeAlias = Mapping[RecordPart, GaussianFilter]
+"""What the queries of each part may spend and have spent. A part that the policy does not open is missing."""
+
+
+def make_filters(policy: Policy) -> Filters:
+    """Return the empty accounts of the queries."""
+    filters = dict[RecordPart, GaussianFilter]()
+    if policy.statistics is not None:
+        filters["training"] = GaussianFilter(noise_multiplier=policy.statistics.noise_multiplier)
+    if (budget := evaluation_budget(policy)) is not None:
+        filters["held_out"] = GaussianFilter.for_budget(budget, policy.accounting.accountant)
+    return filters
+
+
+def evaluation_budget(policy: Policy) -> PrivacyBudget | None:
+    """Return the budget of the held-out records; None if they may not be evaluated on."""
+    if policy.evaluation is None:
+        return None
+    return replace(budget_of(policy), epsilon=policy.evaluation.epsilon or policy.budget.epsilon)
 
 
 def charged_rate(policy: Policy, sample_rate: float | None = None) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from alidpfl.vault.messages import RoundRequest, Weights, encode
+from alidpfl.vault.messages import ReleaseRequest, RoundRequest, Weights, encode
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError, VaultUnreachableError, refusal
 
 _SECONDS_TO_CONNECT = 5.0
@@ -44,6 +44,14 @@ class VaultClient:
         Raise VaultRefusedError if the vault refuses, and VaultUnreachableError if no vault answers in time.
         """
         return self.train_bytes(encode(request, weights))
+
+    def release(self, request: ReleaseRequest, weights: Weights) -> bytes:
+        """Return the answer to a query; `messages.decode_released` reads it. Otherwise like `train`."""
+        return self.release_bytes(encode(request, weights))
+
+    def release_bytes(self, content: bytes) -> bytes:
+        """Return the answer to an encoded query; otherwise like `train`."""
+        return self._asked("POST", "/v1/release", content).content
 
     def train_bytes(self, content: bytes) -> bytes:
         """Return the answer to an encoded request; otherwise like `train`."""

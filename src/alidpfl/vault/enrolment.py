@@ -7,12 +7,13 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from alidpfl._version import __version__
 from alidpfl.errors import ConfigError
@@ -20,12 +21,13 @@ from alidpfl.store.access import refuse_if_shared
 from alidpfl.store.files import disk_errors, sync_directory
 from alidpfl.tables.held_out import KEY_BYTES
 from alidpfl.tables.schema import Schema
+from alidpfl.types import TaskKind, loss_for
 from alidpfl.vault.accounts import filter_order, make_account
 from alidpfl.vault.chain import Chain
 from alidpfl.vault.heads import check_anchor, make_state_folder, staged, state_head
 from alidpfl.vault.ledger import ENROLLED
 from alidpfl.vault.messages import Shapes
-from alidpfl.vault.policy import Policy
+from alidpfl.vault.policy import PINNED, Policy
 
 if TYPE_CHECKING:
     from alidpfl.data import LabelledData
@@ -46,22 +48,37 @@ class _Source(BaseModel):
         """The schema of the owner's table; None for records that are no table."""
         return None
 
+    def held_out(self, loss: str | None) -> "LabelledData | None":
+        """Return the records that are never trained on, for a loss; None if this source holds none out."""
+        return None
+
 
 class FileSource(_Source):
     """The owner's own `.npz` file with the arrays x and y."""
 
     kind: Literal["file"] = "file"
     path: str
-    num_classes: int = Field(ge=2, examples=[3])
-    """Number of classes. The owner gives it: computed from the labels, it would reveal something about them."""
+    num_classes: int | None = Field(None, ge=2, examples=[3])
+    """Number of classes; None for other targets. Computed from the labels, it would reveal something about them."""
     pixel_range: tuple[float, float] = (-1.0, 1.0)
 
-    def load(self) -> tuple["LabelledData", int]:
-        """Return the records and the number of classes."""
+    def load(self, loss: str | None = None) -> tuple["LabelledData", int]:
+        """Return the records and the number of outputs that a model needs."""
+        from alidpfl.data.dataset import check_counts, num_outputs
         from alidpfl.data.own import load_client
 
         refuse_if_shared(Path(self.path), any_owner=True)  # the owner cannot change them unnoticed: they are hashed
         records = load_client(Path(self.path), self.pixel_range)
+        check_counts(self.path, records.targets, loss)
+        if records.kind != "class":
+            if self.num_classes is not None:
+                raise ConfigError(
+                    f"--num-classes {self.num_classes}: array y of {self.path} has targets of kind "
+                    f'"{records.kind}", not classes; leave it out'
+                )
+            return records, num_outputs(records.targets)
+        if self.num_classes is None:
+            raise ConfigError("give --num-classes: computed from the labels, it would reveal something about them")
         if int(records.targets.max()) >= self.num_classes:
             raise ConfigError(
                 f"{self.path} has labels beyond num_classes={self.num_classes}: they must go from 0 to "
@@ -91,15 +108,20 @@ class TableSource(_Source):
         """The schema of the owner's table."""
         return Schema.from_canonical(self.canonical_schema, "the enrolled schema")
 
-    def load(self) -> tuple["LabelledData", int]:
-        """Return the rows to train on and the number of classes."""
+    def load(self, loss: str | None = None) -> tuple["LabelledData", int]:
+        """Return the rows to train on and the number of outputs that a model needs."""
         from alidpfl.data.table import load_own_table
-        from alidpfl.tables.encode import Encoder
 
         refuse_if_shared(Path(self.path), any_owner=True)  # the owner cannot change them unnoticed: they are hashed
         schema = self.table
-        records = load_own_table(Path(self.path), schema, bytes.fromhex(self.held_out_key))
-        return records, len(Encoder(schema).classes)
+        records = load_own_table(Path(self.path), schema, bytes.fromhex(self.held_out_key), loss)
+        return records, schema.num_outputs
+
+    def held_out(self, loss: str | None) -> "LabelledData":
+        """Return the rows that are never trained on. There may be none: their number is private."""
+        from alidpfl.data.table import load_own_table
+
+        return load_own_table(Path(self.path), self.table, bytes.fromhex(self.held_out_key), loss, held_out=True)
 
 
 class SplitSource(_Source):
@@ -116,8 +138,8 @@ class SplitSource(_Source):
     seed: int = Field(0, ge=0)
     data_dir: str | None = None
 
-    def load(self) -> tuple["LabelledData", int]:
-        """Return the records and the number of classes."""
+    def load(self, loss: str | None = None) -> tuple["LabelledData", int]:
+        """Return the records and the number of outputs that a model needs."""
         from alidpfl.data import LabelledData, held_out_rows, load
         from alidpfl.data.partition import client_rows
 
@@ -129,7 +151,7 @@ class SplitSource(_Source):
         split = self.model_dump(include={"clients", "dirichlet_beta", "seed", "min_samples"})
         rows = client_rows(dataset, self.partition, among=private, **split)
         held, train = rows[self.client], dataset.train
-        return LabelledData(inputs=train.inputs[held], targets=train.targets[held]), dataset.num_classes
+        return LabelledData(inputs=train.inputs[held], targets=train.targets[held]), dataset.num_outputs
 
 
 Source = Annotated[FileSource | TableSource | SplitSource, Field(discriminator="kind")]
@@ -154,12 +176,29 @@ class Enrolment(BaseModel):
     alidpfl: str
     source: Source
     data_sha256: str
+    held_out_sha256: str | None = None
+    """Hash of the held-out records, if the policy opens them to evaluations."""
     num_records: int
     num_classes: int
+    """Number of classes; 0 for other targets."""
+    kind: TaskKind = "class"
+    """The kind of the targets."""
+    num_outputs: int
+    """Number of outputs of the model."""
     input_shape: list[int]
     parameters: list[tuple[str, list[int]]]
     filter_order: int | None
     pinned: dict[str, Any]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older(cls, values: Any) -> Any:
+        """Complete an enrolment from before there were other targets than classes."""
+        return {"num_outputs": values["num_classes"], **values} if "num_classes" in values else values
+
+    def loss(self, policy: Policy) -> str:
+        """Return the name of the loss: that of the terms, or the usual one for these targets."""
+        return loss_for(self.kind, policy.model.loss)
 
     @cached_property
     def schema_sha256(self) -> str | None:
@@ -178,17 +217,29 @@ class Enrolment(BaseModel):
 
     def check_policy(self, policy: Policy, source: Path) -> None:
         """Raise ConfigError if the policy's terms are not those on which the ledger began."""
+        before, now = _terms(self.pinned), _terms(policy.pinned())
         changed = [
-            f"{section}.{key} was {self.pinned.get(section, {}).get(key)} and is {value}"
-            for section, values in policy.pinned().items()
-            for key, value in values.items()
-            if self.pinned.get(section, {}).get(key) != value
+            f"{key} was {before.get(key)} and is {now.get(key)}"
+            for key in [*now, *(key for key in before if key not in now)]
+            if before.get(key) != now.get(key)
         ]
         if changed:
             raise ConfigError(
                 f"{source}: {', '.join(changed)}; the ledger began on the old terms and is valid only on them: put "
                 "them back"
             )
+
+
+def _terms(pinned: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the terms by key. A section that a policy may leave out, and that older vaults do not have, is None."""
+    sections = {name: pinned.get(name) for name in PINNED}
+    values = {
+        f"{name}.{key}": value
+        for name, keys in sections.items()
+        if keys is not None
+        for key, value in {**Policy.defaults(name), **keys}.items()
+    }
+    return values | {name: None if keys is None else "set" for name, keys in sections.items()}
 
 
 def enrol(folder: Path, source: Source, policy: Policy, *, anchor: Path | None = None) -> Enrolment:
@@ -257,10 +308,11 @@ def _described(source: Source, policy: Policy, order: int | None) -> Enrolment:
     from alidpfl.federation.tensors import trained
     from alidpfl.models import make_model
 
-    records, num_classes = source.load()
+    records, outputs = source.load(policy.model.loss)
+    loss_for(records.kind, policy.model.loss)  # refuses one that takes other targets
     input_shape = tuple(records.inputs.shape[1:])
     try:
-        model = make_model(policy.model.name, input_shape, num_classes, hidden=policy.model.hidden, seed=0)
+        model = make_model(policy.model.name, input_shape, outputs, hidden=policy.model.hidden, seed=0)
     except ConfigError as error:
         raise ConfigError(f"{error} (--model linear takes inputs of any shape)") from None
     return Enrolment(
@@ -268,13 +320,29 @@ def _described(source: Source, policy: Policy, order: int | None) -> Enrolment:
         alidpfl=__version__,
         source=source,
         data_sha256=content_hash(records),
+        held_out_sha256=None if (held_out := held_out_records(source, policy)) is None else content_hash(held_out),
         num_records=len(records),
-        num_classes=num_classes,
+        num_classes=outputs if records.kind == "class" else 0,
+        kind=records.kind,
+        num_outputs=outputs,
         input_shape=list(input_shape),
         parameters=[(name, list(values.shape)) for name, values in trained(model).items()],
         filter_order=order,
         pinned=policy.pinned(),
     )
+
+
+def held_out_records(source: Source, policy: Policy) -> "LabelledData | None":
+    """Return the records to evaluate on; None if the policy opens none. Refuse a source that holds none out."""
+    if policy.evaluation is None:
+        return None
+    if (found := source.held_out(policy.model.loss)) is None or (
+        source.table is not None and source.table.held_out == 0
+    ):
+        raise ConfigError(
+            "[evaluation] needs held-out rows: enrol a table with a held_out share in its schema, or leave it out"
+        )
+    return found
 
 
 def _fill(folder: Path, enrolment: Enrolment, policy: Policy, anchor: Path | None) -> None:

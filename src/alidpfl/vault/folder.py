@@ -15,10 +15,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from alidpfl.errors import ConfigError, DataError
+from alidpfl.privacy import PrivacyBudget, epsilon
+from alidpfl.releases.queries import RecordPart
 from alidpfl.store.access import refuse_if_shared
 from alidpfl.store.files import disk_errors, new_file, parse_json, read_bytes, sync_directory, without_links
 from alidpfl.store.lock import exclusive_lock, lock_holder
-from alidpfl.vault.accounts import budget_of, charged_rate, make_account
+from alidpfl.vault.accounts import budget_of, charged_rate, evaluation_budget, make_account, make_filters
 from alidpfl.vault.chain import Chain, Entry, read_entries, verified
 from alidpfl.vault.enrolment import Enrolment
 from alidpfl.vault.heads import (
@@ -100,7 +102,7 @@ class VaultFolder:
             self._refuse_other_anchor(anchor.resolve(), pinned)
         chain = self.chain(pinned, known)
         enrolment = self._enrolment(chain.entries[0], policy)
-        return enrolment, Ledger(chain, make_account(policy, enrolment.filter_order))
+        return enrolment, Ledger(chain, make_account(policy, enrolment.filter_order), make_filters(policy))
 
     def chain(self, anchor: Path | None, known: Sequence[tuple[str, Head]] = ()) -> Chain:
         """Verify the ledger against every head, and open it for writing. The caller holds `lock`.
@@ -133,7 +135,7 @@ class VaultFolder:
         heads = [(str(path), Head.read(path)) for path in self.heads()]  # first: the ledger is never behind them
         entries, _ = verified(read_bytes(self.path / LEDGER), heads, self.path / LEDGER)
         enrolment = self._enrolment(entries[0], policy)
-        book = Book(entries, make_account(policy, enrolment.filter_order))
+        book = Book(entries, make_account(policy, enrolment.filter_order), make_filters(policy))
         return enrolment, book, f"{entries[-1].counter}:{entries[-1].hash}"
 
     def refusals(self) -> "RefusalLog":
@@ -181,6 +183,7 @@ def status(path: Path) -> dict[str, Any]:
     reservations, spent = book.reservations, book.account.epsilon()
     with disk_errors("read", path / LOCK):
         holder = lock_holder(path / LOCK)
+    rounds = {number for number, reservation in reservations.items() if reservation.query is None}
     uncovered = Counter(use for reservation in reservations.values() for use in reservation.unsafe)
     return {
         "format": "alidpfl-vault-status-1",
@@ -196,10 +199,12 @@ def status(path: Path) -> dict[str, Any]:
         "units_spent": book.account.units,
         "units_left": book.account.affordable(charged_rate(policy), policy.terms.min_noise_multiplier),
         "runs": len({reservation.run for reservation in reservations.values()}),
-        "rounds_charged": len(reservations),
-        "rounds_released": len(book.answers),
-        "rounds_lost": len(reservations.keys() - book.answers.keys()),
-        "rounds_left": max(0, policy.limits.max_rounds - len(reservations)),
+        "rounds_charged": len(rounds),
+        "rounds_released": len(rounds & book.answers.keys()),
+        "rounds_lost": len(rounds - book.answers.keys()),
+        "rounds_left": max(0, policy.limits.max_rounds - len(rounds)),
+        "evaluation": _queries(policy, book, "held_out", evaluation_budget(policy)),
+        "statistics": _queries(policy, book, "training", budget_of(policy)),
         "slot": None if slots.cost is None else asdict(slots.cost),
         "overruns": slots.overruns,
         "last_overruns": slots.last,
@@ -211,6 +216,20 @@ def status(path: Path) -> dict[str, Any]:
         "head": head,
         "served_by": holder,
         "anchor": None if (anchor := folder.anchor()) is None else str(anchor),
+    }
+
+
+def _queries(policy: Policy, book: Book, part: RecordPart, budget: PrivacyBudget | None) -> dict[str, Any] | None:
+    """Return what the queries of a part have spent; None if the policy does not open it."""
+    if part not in book.filters or budget is None:
+        return None
+    asked, accountant = book.charged(part), policy.accounting.accountant
+    return {
+        "epsilon": budget.epsilon,
+        "epsilon_spent": epsilon(book.filters[part].mechanisms, budget.delta, accountant),
+        "answered": len(asked),
+        "left": max(0, policy.limits.max_queries - len(asked)),
+        "share_spent": min(1.0, book.filters[part].spent / book.filters[part].limit),
     }
 
 

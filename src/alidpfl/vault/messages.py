@@ -17,14 +17,20 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from alidpfl.types import ClientPlan, ClientUpdate, RawSignals, Release, SecantSums, Signal
+from alidpfl.releases.queries import AnyQuery
+from alidpfl.types import ClientPlan, ClientUpdate, RawSignals, Release, SecantSums, Signal, VaultLoss
 from alidpfl.vault.refusals import RefusalCode, refusal
 
 MOST_OVERHEAD = 1 << 20
 """Largest number of bytes of a message beside its weights."""
 
 _KEY = "alidpfl"
+_VALUES = "values"
+STANDARDISER = "standardiser."
+"""Prefix of the names of mean and scale. No parameter of a model has it."""
 _LENGTH_BYTES = 8
+# Not hashed at their defaults: rounds from before these keys keep their hash.
+_LATER = {"loss": "cross_entropy", "quantile": 0.5, "standardised": False}
 _PLANNED = ("round", "client", "sample_rate", "noise_multiplier", "clip_norm")  # the same in a request and a plan
 
 Weights: TypeAlias = Mapping[str, NDArray[np.float32]]
@@ -35,6 +41,33 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class _Asked(_Message):
+    """What every request has. `round` counts the requests of a channel in ascending order, not without gaps."""
+
+    run: str = Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")
+    """Name of the run, the same in all of its rounds."""
+    round: int = Field(ge=0, le=1_000_000_000)
+    """Number of the round, from 0."""
+    client: int = Field(0, ge=0, le=1_000_000_000)
+    """The server's number for this client. Seeded noise is keyed by it, the run and the round."""
+    noise_multiplier: float
+    """σ: the noise's standard deviation, divided by the clip norm."""
+    schema_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    """Hash of the schema that the model's inputs are encoded by; None if the records are no table."""
+    standardised: bool = False
+    """Whether mean and scale come with the weights, and rows are standardised by them first."""
+
+    @property
+    def channel(self) -> str:
+        """What the rounds of a run are counted by: training, or a kind of query."""
+        raise NotImplementedError
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the model's weights come with the request."""
+        return True
 
 
 _Kind = TypeVar("_Kind", bound=_Message)
@@ -49,16 +82,10 @@ class PerturbationOptions(_Message):
     variant: Literal["dpsgd", "output"] = "dpsgd"
 
 
-class RoundRequest(_Message):
+class RoundRequest(_Asked):
     """A request for one round of one run. The vault's policy decides what is done."""
 
     format: Literal["alidpfl-vault-request-1"] = "alidpfl-vault-request-1"
-    run: str = Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")
-    """Name of the run, the same in all of its rounds."""
-    round: int = Field(ge=0, le=1_000_000_000)
-    """Number of the round, from 0."""
-    client: int = Field(0, ge=0, le=1_000_000_000)
-    """The server's number for this client. Seeded noise is keyed by it, the run and the round."""
     method: Literal["fedavg_dp", "ali_dpfl", "adap_dpfl", "pe_dpfl"] = "fedavg_dp"
     """Method of the local loss."""
     options: PerturbationOptions | None = None
@@ -69,14 +96,15 @@ class RoundRequest(_Message):
     """η of each step, or one η for all steps."""
     sample_rate: float
     """q: probability that a record joins a batch."""
-    noise_multiplier: float
-    """σ: the noise's standard deviation, divided by the clip norm."""
     clip_norm: float
     """C: each record's gradient is clipped to this norm."""
     signals: list[Signal] = Field(default_factory=list)
     """Requested signals beside the update."""
-    schema_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    """Hash of the schema that the model's inputs are encoded by; None if the records are no table."""
+
+    loss: VaultLoss = "cross_entropy"
+    """Loss of each record. A vault refuses any but its own."""
+    quantile: float = 0.5
+    """Level of the loss `quantile`. Others do not read it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "RoundRequest":
@@ -95,6 +123,9 @@ class RoundRequest(_Message):
         method: str,
         options: Mapping[str, Any] | None = None,
         schema_sha256: str | None = None,
+        loss: str = "cross_entropy",
+        quantile: float = 0.5,
+        standardised: bool = False,
     ) -> "RoundRequest":
         """Return the request for a client's plan. Equal learning rates are sent once, to fit into a message.
 
@@ -104,6 +135,9 @@ class RoundRequest(_Message):
             method: name of the method.
             options: options of the method. Only those of `pe_dpfl` concern a client.
             schema_sha256: hash of the run's schema, if it trains on tables.
+            loss: name of the loss.
+            quantile: level of the loss `quantile`.
+            standardised: whether mean and scale of the rows come with the weights.
         """
         rates, has_options = list(plan.learning_rates), bool(options) and method == "pe_dpfl"
         return cls.model_validate(
@@ -115,9 +149,17 @@ class RoundRequest(_Message):
                 "learning_rates": rates if len(set(rates)) > 1 else rates[:1],
                 "signals": sorted(plan.signals),
                 "schema_sha256": schema_sha256,
+                "loss": loss,
+                "quantile": quantile,
+                "standardised": standardised,
                 **{name: getattr(plan, name) for name in _PLANNED},
             }
         )
+
+    @property
+    def channel(self) -> str:
+        """The rounds of training are counted by themselves."""
+        return "train"
 
     @property
     def release(self) -> Release:
@@ -129,6 +171,41 @@ class RoundRequest(_Message):
         rates = self.learning_rates * steps if len(self.learning_rates) == 1 else self.learning_rates[:steps]
         planned = {name: getattr(self, name) for name in _PLANNED}
         return ClientPlan(learning_rates=tuple(rates), release=self.release, signals=frozenset(self.signals), **planned)
+
+
+class ReleaseRequest(_Asked):
+    """A request for one noised release. The query says which records it reads."""
+
+    format: Literal["alidpfl-vault-query-1"] = "alidpfl-vault-query-1"
+    query: AnyQuery
+    """What is asked."""
+
+    @property
+    def channel(self) -> str:
+        """Every kind of query has rounds of its own."""
+        return self.query.kind
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the model's weights come with the request."""
+        return self.query.needs_weights
+
+
+Request: TypeAlias = RoundRequest | ReleaseRequest
+"""What a server may ask of a vault."""
+
+
+class ReleaseAnswer(_Message):
+    """The part of a vault's answer beside the noised values."""
+
+    format: Literal["alidpfl-vault-released-1"] = "alidpfl-vault-released-1"
+    run: str
+    round: int
+    client: int
+    request: str
+    """Hash of the request that this answers."""
+    unsafe: list[str] = Field(default_factory=list)
+    """What this answer uses that no ε covers. The owner allowed it by name."""
 
 
 class RoundAnswer(_Message):
@@ -150,6 +227,11 @@ class RoundAnswer(_Message):
     raw: RawSignals | None = None
     unsafe: list[str] = Field(default_factory=list)
     """What this answer uses that no ε covers. The owner allowed it by name."""
+
+
+def standardiser_shapes(width: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what standardises rows of a table. It travels behind the weights."""
+    return {f"{STANDARDISER}{name}": (width,) for name in ("mean", "scale")}
 
 
 def encode_update(
@@ -206,6 +288,29 @@ def decode_update(content: bytes, plan: ClientPlan, shapes: Shapes) -> tuple[Rou
     return answer, update
 
 
+def encode_released(
+    values: NDArray[np.float32], request: ReleaseRequest, *, digest: str, unsafe: Sequence[str]
+) -> bytes:
+    """Return the answer to a query as bytes.
+
+    Args:
+        values: (size,) the noised sums.
+        request: the request that it answers.
+        digest: hash of the request.
+        unsafe: what the answer uses that no ε covers.
+    """
+    told = request.model_dump(include={"run", "round", "client"})
+    return encode(ReleaseAnswer(**told, request=digest, unsafe=list(unsafe)), {_VALUES: values})
+
+
+def decode_released(content: bytes, request: ReleaseRequest) -> tuple[ReleaseAnswer, NDArray[np.float32]]:
+    """Return a vault's answer and its noised sums. Raise VaultRefusedError if they do not fit the query."""
+    answer, values = _decoded(content, ReleaseAnswer)
+    shapes = {_VALUES: (request.query.layout.size,)}
+    check_weights(values, shapes)
+    return answer, values[_VALUES]
+
+
 def _signals(source: ClientUpdate | RoundAnswer, asked: Collection[Signal]) -> dict[str, Any]:
     """Return the signals that were asked for. Those that are not finite are left out: JSON has no such numbers."""
     found = {name: getattr(source, name) for name in asked}
@@ -216,15 +321,15 @@ def _is_finite(value: float | SecantSums | RawSignals) -> bool:
     return all(map(math.isfinite, [value] if isinstance(value, float | int) else astuple(value)))
 
 
-def encode(message: RoundRequest | RoundAnswer, weights: Weights) -> bytes:
+def encode(message: Request | RoundAnswer | ReleaseAnswer, weights: Weights) -> bytes:
     """Return the bytes of a message. Equal messages give equal bytes."""
     plain = {name: np.ascontiguousarray(values, dtype=np.float32) for name, values in weights.items()}
     return bytes(safetensors.numpy.save(plain, {_KEY: message.model_dump_json()}))
 
 
-def decode_request(content: bytes) -> tuple[RoundRequest, Weights]:
+def decode_request(content: bytes) -> tuple[Request, Weights]:
     """Return a request and its weights, which are not checked yet. Refuse anything else."""
-    return _decoded(content, RoundRequest)
+    return _decoded(content, RoundRequest, ReleaseRequest)
 
 
 def decode_answer(content: bytes) -> tuple[RoundAnswer, Weights]:
@@ -232,9 +337,16 @@ def decode_answer(content: bytes) -> tuple[RoundAnswer, Weights]:
     return _decoded(content, RoundAnswer)
 
 
-def request_digest(request: RoundRequest, weights: Weights) -> str:
+def answered_request(content: bytes) -> str:
+    """Return the hash of the request that an answer of any kind is to. Refuse anything else."""
+    found: tuple[RoundAnswer | ReleaseAnswer, Weights] = _decoded(content, RoundAnswer, ReleaseAnswer)
+    return found[0].request
+
+
+def request_digest(request: Request, weights: Weights) -> str:
     """Return a hash of everything that was asked for. It does not depend on how the request was written."""
-    digest = hashlib.sha256(json.dumps(request.model_dump(), sort_keys=True).encode())
+    asked = {key: value for key, value in request.model_dump().items() if key not in _LATER or _LATER[key] != value}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
     for name in sorted(weights):
         digest.update(json.dumps([name, list(weights[name].shape)]).encode())
         digest.update(np.ascontiguousarray(weights[name]).tobytes())
@@ -272,14 +384,18 @@ def named(vector: NDArray[np.float32], shapes: Shapes) -> dict[str, NDArray[np.f
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
-def _decoded(content: bytes, kind: type[_Kind]) -> tuple[_Kind, Weights]:
+def _decoded(content: bytes, kind: type[_Kind], *others: type[_Kind]) -> tuple[_Kind, Weights]:
+    """Return a message and its weights. Its format says which of the kinds it is; by default it is the first."""
     try:
         weights = safetensors.numpy.load(content)
         end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
         text = str(json.loads(content[_LENGTH_BYTES:end])["__metadata__"][_KEY])
+        told = json.loads(text) if others else {}
+        named = told.get("format") if isinstance(told, dict) else None
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         told = f"the body is not a safetensors file with the metadata {_KEY!r}; use VaultClient"
         raise refusal(RefusalCode.MALFORMED, told) from None
+    kind = next((other for other in others if other.model_fields["format"].default == named), kind)
     try:
         return kind.model_validate_json(text), weights
     except ValidationError as error:

@@ -1,25 +1,36 @@
 """The owner's policy: a TOML file that no request can change, and the checks of a request against it.
 
-Budget, accounting, sample rate, least noise, release and model are the *terms*. The ledger began on them, and a vault
-with other terms refuses to serve. The owner may edit the rest between two starts.
+Budget, accounting, sample rate, least noise, release, model and what queries may spend are the *terms*. The ledger
+began on them, and a vault with other terms refuses to serve. The owner may edit the rest between two starts.
 """
 
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from alidpfl.config.wording import refused, shortened, shown, together
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.checks import exact
+from alidpfl.privacy import MAX_NOISE_MULTIPLIER, MIN_NOISE_MULTIPLIER
 from alidpfl.store.files import disk_errors, to_toml
-from alidpfl.types import UNACCOUNTED_SIGNALS, AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultModel
-from alidpfl.vault.messages import RoundRequest
+from alidpfl.types import (
+    UNACCOUNTED_SIGNALS,
+    AccountantName,
+    AccountingKind,
+    NoiseKind,
+    OnExcess,
+    Release,
+    VaultLoss,
+    VaultModel,
+)
+from alidpfl.vault.messages import ReleaseRequest, Request, RoundRequest
 from alidpfl.vault.refusals import RefusalCode, refusal
 
-PINNED = ("budget", "accounting", "terms", "model")
+PINNED = ("budget", "accounting", "terms", "model", "evaluation", "statistics")
 """Sections that may not change once the ledger has begun."""
 SEEDED_NOISE = "seeded-noise"
 PROMPT_ANSWERS = "prompt-answers"
@@ -29,8 +40,8 @@ _LARGEST_NOISE = 1e6  # as in the accounting
 _LEAST_RATE = 1e-9  # below it, the divisor q n makes the weights overflow
 _HEADER = """\
 # The policy of this vault, read when it starts; docs/reference/configuration.md explains every key.
-# [budget], [accounting], [terms] and [model] must stay as they are: the ledger began on them, and with others the
-# vault refuses to serve.
+# [budget], [accounting], [terms], [model], [evaluation] and [statistics] must stay as they are: the ledger began on
+# them, and with others the vault refuses to serve.
 """
 
 
@@ -66,10 +77,42 @@ class TermsSection(_Section):
 
 
 class ModelSection(_Section):
-    """[model]: the model, which the vault builds itself."""
+    """[model]: the model and its loss, which the vault builds itself."""
 
     name: VaultModel = Field("compact_cnn", description="The model to train.")
     hidden: int = Field(128, ge=1, le=100_000, description="`mlp`: width of the hidden layer.")
+    loss: VaultLoss | None = Field(
+        None,
+        examples=["squared"],
+        description="The loss of each record. Default, by the kind of the targets: `cross_entropy`, `squared` or "
+        "`binary`.",
+    )
+    quantile: float = Field(0.5, gt=0, lt=1, description="`quantile`: the quantile to learn; 0.5 is the median.")
+
+
+class EvaluationSection(_Section):
+    """[evaluation]: noised counts of the held-out rows of a table. Without this section there are none."""
+
+    epsilon: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        examples=[1.0],
+        description="ε that held-out rows may spend. They are in no step, so it does not add to the steps' ε. Default "
+        "and maximum: `epsilon` of [budget].",
+    )
+
+
+class StatisticsSection(_Section):
+    """[statistics]: noised sums of the training records. Without this section there are none."""
+
+    noise_multiplier: float = Field(
+        ge=1e-3,
+        le=1e6,
+        examples=[10.0],
+        description="All statistics of all runs together may spend as much as one release with this σ. The ledger "
+        "sets this cost aside from the start, before any step.",
+    )
 
 
 class LimitsSection(_Section):
@@ -88,6 +131,9 @@ class LimitsSection(_Section):
     )
     max_rounds: int = Field(
         10_000, ge=1, le=1_000_000_000, description="Rounds that the vault serves in all, lost rounds included."
+    )
+    max_queries: int = Field(
+        100, ge=0, le=1_000_000_000, description="Evaluations that the vault answers in all; the same for statistics."
     )
     on_excess: OnExcess = Field("cut", description="Run as many steps as the policy allows, or refuse the round.")
 
@@ -119,6 +165,13 @@ class ServiceSection(_Section):
         examples=[0.02],
         description="Part of the slot for each step, at the largest q. Default: measured on made-up records.",
     )
+    seconds_per_query: float | None = Field(
+        None,
+        gt=0,
+        le=3600,
+        examples=[5.0],
+        description="Slot of an evaluation or a statistic. Default: measured on made-up records.",
+    )
 
 
 class Policy(_Section):
@@ -146,6 +199,8 @@ class Policy(_Section):
     accounting: AccountingSection = Field(default_factory=AccountingSection)
     terms: TermsSection
     model: ModelSection = Field(default_factory=ModelSection)
+    evaluation: EvaluationSection | None = Field(None, description="What held-out rows may be used for.")
+    statistics: StatisticsSection | None = Field(None, description="What may be released beside the training.")
     limits: LimitsSection
     service: ServiceSection = Field(default_factory=ServiceSection)
 
@@ -160,6 +215,11 @@ class Policy(_Section):
                 f"limits.max_noise_multiplier={self.max_noise_multiplier} must be at least {least}, the least σ of the "
                 "terms; raise it or leave it out"
             )
+        if self.evaluation is not None and (self.evaluation.epsilon or 0) > self.budget.epsilon:
+            raise ValueError(
+                f"evaluation.epsilon={self.evaluation.epsilon} must not exceed budget.epsilon={self.budget.epsilon}: "
+                "that one is promised for every record"
+            )
         if self.noise == "grid" and self.terms.release != "step":
             raise ValueError('noise = "grid" goes on steps: set terms.release = "step", or noise = "gaussian"')
         return self
@@ -173,6 +233,12 @@ class Policy(_Section):
     def pinned(self) -> dict[str, Any]:
         """Return the sections that may not change once the ledger has begun."""
         return self.model_dump(include=set(PINNED))
+
+    @classmethod
+    def defaults(cls, section: str) -> dict[str, Any]:
+        """Return the defaults of a section's keys: a folder that is older than a key has this value."""
+        kind: Any = section_of(cls.model_fields[section])
+        return {key: field.get_default() for key, field in kind.model_fields.items()}
 
     def to_toml(self) -> str:
         """Return the text of the policy file."""
@@ -211,12 +277,18 @@ def _explained(problem: Any, values: dict[str, Any], called: Callable[[str], str
     if problem["type"] == "value_error":  # raised by a validator above, about several settings
         return str(problem["msg"]).removeprefix("Value error, ")
     field, value = Policy.model_fields[path[0]], values[path[0]]
-    section = field.annotation
-    if not (isinstance(section, type) and issubclass(section, _Section)):
+    section = section_of(field)
+    if section is None:
         return refused(problem, called(path[0]), value, field)
     if len(path) == 1:
         return f"{key}={shown(value)} must be a section: write [{key}] and its keys below"
     return refused(problem, called(f"{path[0]}.{path[1]}"), value[path[1]], section.model_fields[path[1]])
+
+
+def section_of(field: FieldInfo) -> type[_Section] | None:
+    """Return the section of a field of the policy, which it may leave out; None for a plain setting."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, _Section)), None)
 
 
 def check_plan(request: RoundRequest, policy: Policy) -> None:
@@ -248,6 +320,22 @@ def check_rounds(reserved: int, policy: Policy) -> None:
         )
 
 
+def check_query(request: ReleaseRequest, policy: Policy, answered: int) -> None:
+    """Refuse a query that the policy does not allow, after so many queries of its part of the records."""
+    part = request.query.part
+    if (policy.evaluation if part == "held_out" else policy.statistics) is None:
+        section = "evaluation" if part == "held_out" else "statistics"
+        _refuse(f"this vault answers no {request.query.kind} query: its owner's policy has no section [{section}]")
+    if not MIN_NOISE_MULTIPLIER <= (noise := request.noise_multiplier) <= MAX_NOISE_MULTIPLIER:
+        _refuse(f"noise_multiplier={exact(noise)} must be between {MIN_NOISE_MULTIPLIER} and {MAX_NOISE_MULTIPLIER:g}")
+    if answered >= (most := policy.limits.max_queries):
+        raise refusal(
+            RefusalCode.BUDGET,
+            f"this vault has answered max_queries={most} queries and answers no more; the owner may raise "
+            "limits.max_queries",
+        )
+
+
 def granted_steps(request: RoundRequest, policy: Policy, affordable: int) -> int:
     """Return how many steps to run: the requested ones, cut to the round's limit and the budget. Refuse if none."""
     if affordable < 1:
@@ -261,9 +349,9 @@ def granted_steps(request: RoundRequest, policy: Policy, affordable: int) -> int
     raise refusal(RefusalCode.POLICY, f"steps={request.steps} must be at most {most} a round")
 
 
-def unsafe_uses(request: RoundRequest, policy: Policy) -> tuple[str, ...]:
+def unsafe_uses(request: Request, policy: Policy) -> tuple[str, ...]:
     """Return what the answer will hold that no ε covers. The owner allowed it by name."""
-    uses = [UNACCOUNTED_SIGNALS] if "raw" in request.signals else []
+    uses = [UNACCOUNTED_SIGNALS] if isinstance(request, RoundRequest) and "raw" in request.signals else []
     uses += [SEEDED_NOISE] if policy.seed is not None else []
     return (*uses, *([PROMPT_ANSWERS] if PROMPT_ANSWERS in policy.unsafe else []))
 

@@ -40,7 +40,7 @@ _SECONDS_TO_FINISH = 30
 _LONGEST_PATH = 107  # bytes that the system accepts for a socket
 _BACKLOG = 64
 _OWNER_ONLY, _OWNER_AND_GROUP = 0o600, 0o660
-_PUBLIC = {"vault", "alidpfl", "num_records", "num_classes", "input_shape", "parameters"}  # of an enrolment
+_PUBLIC = {"vault", "alidpfl", "num_records", "num_classes", "kind", "num_outputs", "input_shape", "parameters"}
 _LOG = logging.getLogger(__name__)
 
 
@@ -50,6 +50,8 @@ def public_info(enrolment: Enrolment, policy: Policy) -> dict[str, Any]:
         "format": "alidpfl-vault-info-1",
         **enrolment.model_dump(include=_PUBLIC),
         "schema_sha256": enrolment.schema_sha256,
+        "loss": enrolment.loss(policy),
+        "quantile": policy.model.quantile,
         **policy.pinned(),
         "limits": {**policy.limits.model_dump(), "max_noise_multiplier": policy.max_noise_multiplier},
         "unsafe": list(policy.unsafe),
@@ -69,7 +71,9 @@ class _Impatient(H11Protocol):
 
 
 class Service:
-    """A vault behind /v1/info and /v1/train. One thread trains; the event loop only moves bytes.
+    """A vault behind /v1/info, /v1/train and /v1/release. One thread trains; the event loop only moves bytes.
+
+    A request's own format says what it asks for, so the last two routes lead to the same place.
 
     There is no route for the status: only the owner may know what other runs spent, and all code that is submitted to
     the node can reach this socket.
@@ -79,8 +83,8 @@ class Service:
         self._vault = vault
         self._turn = asyncio.Semaphore(1)
         self._thread = ThreadPoolExecutor(max_workers=1)
-        train = Route("/v1/train", self._train, methods=["POST"])
-        self.app = Starlette(routes=[Route("/v1/info", self._info), train])
+        asked = [Route(path, self._train, methods=["POST"]) for path in ("/v1/train", "/v1/release")]
+        self.app = Starlette(routes=[Route("/v1/info", self._info), *asked])
 
     def stop(self) -> None:
         """Wait for the current round, which uses the ledger's file."""

@@ -3,7 +3,8 @@
 How long training takes depends on records: on the size of a batch, and under hostile weights on a single record. So the
 round begins a slot before it touches a record, and whatever comes of it leaves at the slot's end: an answer, a failure,
 a full disk. The turn of the next caller begins there too. Work that takes longer leaves at the next whole multiple of
-the slot. Only the owner learns of that, in `slots.json`, in the log and from `alidpfl vault status`.
+the slot. The server can see that the answer came later. The owner finds it in `slots.json`, in the log and in
+`alidpfl vault status`.
 
 The length is `seconds_per_round` + τ x `seconds_per_step`. The owner sets both in the policy. Otherwise the vault
 measures them, on made-up records and the largest batch that is likely at the requested q.
@@ -24,7 +25,7 @@ from typing import Any
 from alidpfl.errors import DataError
 from alidpfl.store.files import new_file, parse_json, write_atomically
 from alidpfl.vault.heads import staged
-from alidpfl.vault.messages import RoundRequest
+from alidpfl.vault.messages import ReleaseRequest, Request, RoundRequest
 from alidpfl.vault.policy import PROMPT_ANSWERS, Policy
 
 _MARGIN = 2.0  # other work on the machine, and weights that make arithmetic slower than the made-up ones
@@ -71,7 +72,7 @@ def storing_seconds(files: Iterable[Path], num_bytes: int) -> float:
 class Timetable:
     """Lengths of slots. They depend on the policy, the plan and made-up records, and not on a record."""
 
-    def __init__(self, policy: Policy, measure: Callable[[RoundRequest], Cost], *, storing: float = 0.0) -> None:
+    def __init__(self, policy: Policy, measure: Callable[[Request], Cost], *, storing: float = 0.0) -> None:
         """Measure nothing yet.
 
         Args:
@@ -82,28 +83,41 @@ class Timetable:
         self._policy, self._measure, self._storing = policy, measure, storing
         self._costs: dict[tuple[object, ...], Cost] = {}
 
-    def cost(self, request: RoundRequest) -> Cost:
+    def cost(self, request: Request) -> Cost:
         """Return the length of a slot for this request: its fixed part, and the part for each step."""
         service = self._policy.service
+        if isinstance(request, ReleaseRequest):
+            return self._cost_of_query(request)
         if service.seconds_per_round is not None and service.seconds_per_step is not None:
             return Cost(round=service.seconds_per_round, step=service.seconds_per_step)
         found = self._measured(request)
         fixed = max(_LEAST_SECONDS, _MARGIN * (found.round + self._storing))
         return Cost(round=service.seconds_per_round or fixed, step=service.seconds_per_step or _MARGIN * found.step)
 
-    def seconds(self, request: RoundRequest, steps: int) -> float | None:
+    def seconds(self, request: Request, steps: int) -> float | None:
         """Return the length of a slot; None if the owner lets answers leave at once."""
         if PROMPT_ANSWERS in self._policy.unsafe:
             return None
         cost = self.cost(request)
         return cost.round + steps * cost.step
 
+    def _cost_of_query(self, request: ReleaseRequest) -> Cost:
+        if (seconds := self._policy.service.seconds_per_query) is not None:
+            return Cost(round=seconds, step=0.0)
+        size = request.query.layout.size
+        key = (request.query.kind, size.bit_length(), request.standardised)
+        if key not in self._costs:
+            largest = (1 << size.bit_length()) - 1  # of all that share this measurement; the time grows no faster
+            self._costs[key] = Cost(round=self._measure(request).round * largest / size, step=0.0)
+        return Cost(round=max(_LEAST_SECONDS, _MARGIN * (self._costs[key].round + self._storing)), step=0.0)
+
     def _measured(self, request: RoundRequest) -> Cost:
         """Measure once for all requests that cost alike. There are few such classes, whatever a server asks for."""
         largest = self._policy.terms.sample_rate
         halvings = min(_SMALLEST_CLASS, max(0, int(math.log2(largest / request.sample_rate))))
         draws = None if request.options is None else request.options.draws
-        key = (request.method == "pe_dpfl", draws, request.release, "raw" in request.signals, halvings)
+        raw = "raw" in request.signals
+        key = (request.method == "pe_dpfl", draws, request.release, raw, halvings, request.standardised)
         if key not in self._costs:
             rate = largest / 2**halvings
             self._costs[key] = self._measure(request.model_copy(update={"sample_rate": rate}))
@@ -203,6 +217,6 @@ class Slot:
         self._clock, self.start, self.run, self.round = clock, 0.0, "", 0
         self.seconds: float | None = None
 
-    def begin(self, seconds: float | None, request: RoundRequest) -> None:
+    def begin(self, seconds: float | None, request: Request) -> None:
         """Begin a slot of this length, or none. Records may be touched from here on."""
         self.start, self.seconds, self.run, self.round = self._clock(), seconds, request.run, request.round

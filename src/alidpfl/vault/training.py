@@ -8,7 +8,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 
@@ -17,26 +17,62 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from alidpfl.dpsgd import RandomStream, cross_entropy
-from alidpfl.errors import DataError
-from alidpfl.federation.client import ClientData, LocalTrainer, check_grid, training_stream
+from alidpfl.data.dataset import LabelledData
+from alidpfl.data.table_sums import noised_sum_of_rows
+from alidpfl.dpsgd import RandomStream, cross_entropy, make_loss
+from alidpfl.dpsgd.losses import poisson
+from alidpfl.errors import ConfigError, DataError
+from alidpfl.federation.client import ClientData, LocalTrainer, check_grid, release_stream, training_stream
 from alidpfl.federation.noise_law import largest_batch
-from alidpfl.federation.tensors import flatten, num_params, trained
-from alidpfl.methods import make_method
+from alidpfl.federation.tensors import flatten, load, num_params, steady_arithmetic, trained
+from alidpfl.methods import Loss, make_method
 from alidpfl.models import make_model
+from alidpfl.releases.compute import evaluated
+from alidpfl.releases.queries import EvaluationQuery, StatisticsQuery
+from alidpfl.tables.schema import Schema
+from alidpfl.tables.standardise import RowStandardiser
+from alidpfl.tables.statistics import Layout as TableLayout
 from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, Signal
-from alidpfl.vault.enrolment import Enrolment, content_hash
-from alidpfl.vault.messages import RoundRequest
-from alidpfl.vault.policy import Policy
+from alidpfl.vault.enrolment import Enrolment, content_hash, held_out_records
+from alidpfl.vault.messages import ReleaseRequest, Request, RoundRequest
+from alidpfl.vault.policy import PROMPT_ANSWERS, Policy
 from alidpfl.vault.refusals import RefusalCode, refusal
-from alidpfl.vault.rounds import Job
+from alidpfl.vault.rounds import Job, ReleaseJob
 from alidpfl.vault.slots import Cost, upper
 
 _LOSSES_KEPT = 2  # each keeps a copy of the model
 _TRIAL_SECONDS, _FEWEST_TRIALS, _MOST_TRIALS = 0.2, 3, 30
 _TRIAL_RECORDS, _TRIAL_RATE = 256, 0.1
 _NOISED_SIGNALS: frozenset[Signal] = frozenset({"secants", "gradient_norm"})
+_CHANGED = (
+    "the records are not the enrolled ones: their content, order or scaling changed. Put them back. Changed records "
+    "are a new data set with its own ledger, and a person in both data sets spends in both"
+)
+_MANY_HELD_OUT = (
+    "more rows are held out than is likely if they are independent, because the rows of a person and equal rows stay "
+    "together. Evaluations would overrun their time slots: set service.seconds_per_query in policy.toml"
+)
 _LOG_ODDS = math.log(1e9)  # a batch larger than those that slots are measured with comes once in a billion steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Records to evaluate on. Their number is private, so only their public share tells how many are likely."""
+
+    records: LabelledData
+    likely: int
+    """A number of records that is exceeded once in a billion times, if each is held out independently.
+
+    The rows of a person, and equal rows, are held out together, so it can be exceeded more often. A vault then refuses
+    to serve without slots that its owner sets.
+    """
+
+    @classmethod
+    def of(cls, records: LabelledData, share: float, num_trained: int) -> "HeldOut":
+        """Return the records, held out with this probability each, beside `num_trained` that were not."""
+        mean, tail = num_trained * share / (1 - share), _LOG_ODDS / 3
+        most = mean + tail + math.sqrt(tail**2 + 2 * mean / (1 - share) * _LOG_ODDS)
+        return cls(records=records, likely=math.ceil(most))
 
 
 class RecordTrainer:
@@ -50,36 +86,122 @@ class RecordTrainer:
         *,
         seed: int | None,
         noise: NoiseKind = "gaussian",
-        run_of: Callable[[RoundRequest], str | None] = attrgetter("run"),
+        loss: Loss = cross_entropy,
+        run_of: Callable[[Request], str | None] = attrgetter("run"),
+        held_out: HeldOut | None = None,
+        schema: Schema | None = None,
     ) -> None:
         """Hold the records of one owner.
 
         Args:
             model: the enrolled model; it is copied for every loss.
             inputs: the records' inputs.
-            targets: the records' labels.
+            targets: the records' targets.
             seed: makes noise repeatable, for comparing with a simulation; None for fresh entropy in every round.
             noise: "grid" for exact noise, one record at a time.
+            loss: the enrolled loss of each record.
             run_of: returns the run that seeded noise is keyed by. For a vault it is the request's.
+            held_out: the records to evaluate on, which are never trained on; None if there is no evaluation.
+            schema: the schema of the rows; None for records that are no table.
         """
-        self._model, self._seed, self._noise, self._run_of = model, seed, noise, run_of
+        self._model, self._seed, self._noise, self._loss, self._run_of = model, seed, noise, loss, run_of
+        self._held_out, self._evaluated, self._schema = held_out, copy.deepcopy(model).eval(), schema
         self._data = ClientData(inputs=inputs, targets=targets, rows=torch.arange(len(targets)))
         self._trainers: OrderedDict[str, LocalTrainer] = OrderedDict()
 
     def job(self, request: RoundRequest) -> Job:
         """Prepare the request's loss. The trial of the model uses made-up samples, not records."""
-        return partial(self._trained, self._trainer(request), self._run_of(request))
+        return partial(self._trained, self._trainer(request), request)
 
-    def cost(self, request: RoundRequest) -> Cost:
-        """Measure a request's round and step on made-up records, with the largest batch that is likely at its q."""
+    def release_job(self, request: ReleaseRequest) -> ReleaseJob:
+        """Prepare a query. Refuse one that does not fit the model or the targets."""
+        query = request.query
+        if self._noise == "grid":
+            check_grid("step", request.noise_multiplier, query.layout.size)
+        if isinstance(query, StatisticsQuery):
+            return self._statistics_job(request, query, self._data.inputs, self._data.targets)
+        if self._held_out is None:
+            raise refusal(RefusalCode.POLICY, "this vault holds no records out, so it answers no evaluation query")
+        records, outputs = self._held_out.records, self._outputs()
+        if (query.task, query.outputs) != (records.kind, outputs):
+            asked = f"{query.outputs} outputs of kind {query.task}"
+            told = f"the query is for {asked}, and this vault has {outputs} of kind {records.kind}"
+            raise refusal(RefusalCode.POLICY, told)
+        return partial(self._released, request, query, records, torch.arange(len(records)))  # proof parallel 3
+
+    def _statistics_job(
+        self, request: ReleaseRequest, query: StatisticsQuery, inputs: Tensor, targets: Tensor
+    ) -> ReleaseJob:
+        """Prepare sums over these rows. Refuse a query that does not fit the schema."""
+        if self._schema is None:
+            raise refusal(RefusalCode.POLICY, "statistics are of tables, and these records are no table")
+        table_layout = TableLayout(self._schema, bins=query.bins, with_target=query.with_target)
+        if query.size != table_layout.size:
+            told = f"size={query.size} must be {table_layout.size}, as this vault's schema gives it"
+            raise refusal(RefusalCode.POLICY, told)
+        random_of = partial(release_stream, self._seed, self._run_of(request), request.round, request.client)
+
+        def job(_weights: NDArray[np.float32]) -> NDArray[np.float32]:
+            scaled = targets.numpy() - (self._loss is poisson)  # whose numbers are one larger
+            with steady_arithmetic():
+                found = noised_sum_of_rows(
+                    inputs.numpy(),
+                    scaled,
+                    table_layout,
+                    noise_multiplier=request.noise_multiplier,
+                    random=random_of(request.channel),
+                    noise=self._noise,
+                )
+            return found.numpy()
+
+        return job
+
+    def _released(
+        self,
+        request: ReleaseRequest,
+        query: EvaluationQuery,
+        records: LabelledData,
+        rows: Tensor,
+        vector: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        """Return the noised sums over some records."""
+        weights, standardiser = self._parts(request, vector)
+        load(torch.from_numpy(weights), trained(self._evaluated))
+        inputs = records.inputs if standardiser is None else _moved(records.inputs, standardiser)
+        random = release_stream(self._seed, self._run_of(request), request.round, request.client, request.channel)
+        with steady_arithmetic():
+            return evaluated(
+                query,
+                self._evaluated,
+                inputs,
+                records.targets,
+                rows,
+                noise_multiplier=request.noise_multiplier,
+                random=random,
+                noise=self._noise,
+            )
+
+    def _outputs(self) -> int:
+        """Return the number of the model's outputs, tried on one made-up record."""
+        with torch.no_grad(), steady_arithmetic():
+            return int(self._evaluated(torch.zeros((1, *self._data.inputs.shape[1:]))).shape[-1])
+
+    def cost(self, request: Request) -> Cost:
+        """Measure a request on made-up records: its round and step, with the largest batch that is likely at its q."""
+        if isinstance(request, ReleaseRequest):
+            return self._cost_of_query(request)
         trainer, data = self._trainer(request), self._made_up()
         rate = math.ceil(largest_batch(len(data), request.sample_rate, _LOG_ODDS)) / len(data)
         plan = replace(request.plan(1), sample_rate=rate, signals=_NOISED_SIGNALS | request.plan(1).signals)
         params = flatten(trained(self._model))
 
+        inputs, standardiser = self._data.inputs, self._made_up_standardiser(request)
+
         def seconds(steps: int) -> float:
             started = time.monotonic()
             random = RandomStream.secure()
+            if standardiser is not None:
+                _moved(torch.zeros(1, *inputs.shape[1:]).expand(inputs.shape), standardiser)
             trainer.train(params, data, replace(plan, learning_rates=(_TRIAL_RATE,) * steps), random)
             return time.monotonic() - started
 
@@ -92,6 +214,51 @@ class RecordTrainer:
             pairs.append(seconds(2))
         # A few of the pairs hold a trial for mixing. Every round has room for one.
         return Cost(round=upper(rounds) + max(pairs) - upper(pairs), step=upper(pairs) / 2)
+
+    def _cost_of_query(self, request: ReleaseRequest) -> Cost:
+        """Measure a query on a few made-up records, for as many records as are likely: their number is private."""
+        if isinstance(query := request.query, StatisticsQuery):
+            return self._cost_of_statistics(request, query)
+        assert self._held_out is not None  # noqa: S101 - `release_job` refuses it before
+        count, targets = min(self._held_out.likely, _TRIAL_RECORDS), self._held_out.records.targets
+        made_up = replace(
+            self._held_out.records,
+            inputs=torch.zeros((count, *self._data.inputs.shape[1:])),
+            targets=targets.new_zeros((count, *targets.shape[1:])),
+        )
+        weights, standardiser = flatten(trained(self._model)).numpy(), self._made_up_standardiser(request)
+        if standardiser is not None:
+            weights = np.concatenate([weights, *standardiser.arrays.values()])
+        job = partial(self._released, request, query, made_up)
+        rows = {size: torch.arange(size) for size in (0, count)}
+        job(rows[count], weights)  # the first run allocates memory
+        trials = {size: [_seconds(job, rows[size], weights) for _ in range(_FEWEST_TRIALS)] for size in rows}
+        fixed, whole = upper(trials[0]), upper(trials[count])
+        return Cost(round=fixed + (whole - fixed) * self._held_out.likely / count, step=0.0)
+
+    def _cost_of_statistics(self, request: ReleaseRequest, query: StatisticsQuery) -> Cost:
+        """Measure statistics on made-up rows, as many as there are rows, which is public."""
+        inputs, targets = self._data.inputs, self._data.targets
+        zeros = (torch.zeros(1, *inputs.shape[1:]), targets.new_zeros(1, *targets.shape[1:]))
+        job = self._statistics_job(request, query, zeros[0].expand(inputs.shape), zeros[1].expand(targets.shape))
+        job(np.zeros(0, np.float32))  # the first run allocates memory
+        return Cost(round=upper([_seconds(job, np.zeros(0, np.float32)) for _ in range(_FEWEST_TRIALS)]), step=0.0)
+
+    def _parts(
+        self, request: Request, vector: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], RowStandardiser | None]:
+        """Return the weights, and what standardises rows if it came with them."""
+        if not request.standardised or self._schema is None:
+            return vector, None
+        width = self._schema.width
+        weights, mean, scale = np.split(vector, [len(vector) - 2 * width, len(vector) - width])
+        return weights, RowStandardiser(mean=mean, scale=scale, bound=self._schema.norm_bound)
+
+    def _made_up_standardiser(self, request: Request) -> RowStandardiser | None:
+        if not request.standardised or self._schema is None:
+            return None
+        ones = np.ones(self._schema.width, np.float32)
+        return RowStandardiser(mean=ones, scale=ones, bound=self._schema.norm_bound)
 
     def _made_up(self) -> ClientData:
         """Return made-up records, as many as there are records. They share a few rows of memory."""
@@ -112,7 +279,7 @@ class RecordTrainer:
             check_grid(request.release, request.noise_multiplier, num_params(trained(self._model)))
         key = "plain" if request.method != "pe_dpfl" else str(sorted(options.items()))
         if key not in self._trainers:
-            objective = method.objective(copy.deepcopy(self._model).train(), cross_entropy)
+            objective = method.objective(copy.deepcopy(self._model).train(), self._loss)
             trainer = LocalTrainer(objective, noise=self._noise)
             trainer.rehearse(self._data)
             self._trainers[key] = trainer
@@ -122,20 +289,53 @@ class RecordTrainer:
         return self._trainers[key]
 
     def _trained(
-        self, trainer: LocalTrainer, run: str | None, weights: NDArray[np.float32], plan: ClientPlan
+        self, trainer: LocalTrainer, request: RoundRequest, vector: NDArray[np.float32], plan: ClientPlan
     ) -> ClientUpdate:
-        random = training_stream(self._seed, run, plan)  # with a seed, the keys are those of a simulation
-        return trainer.train(torch.from_numpy(weights), self._data, plan, random)
+        weights, standardiser = self._parts(request, vector)
+        data = self._data
+        if standardiser is not None:  # a row's vector depends on that row and on what came with the request
+            data = replace(data, inputs=_moved(data.inputs, standardiser))
+        random = training_stream(self._seed, self._run_of(request), plan)  # a seed gives the keys of a simulation
+        return trainer.train(torch.from_numpy(weights), data, plan, random)
+
+
+def _moved(inputs: Tensor, standardiser: RowStandardiser) -> Tensor:
+    return torch.from_numpy(standardiser.rows(inputs.numpy()))
 
 
 def load_trainer(enrolment: Enrolment, policy: Policy) -> RecordTrainer:
     """Load the records and build the model. Raise DataError if the records are not the enrolled ones."""
-    records, num_classes = enrolment.source.load()
+    name, model = enrolment.loss(policy), policy.model
+    records, outputs = enrolment.source.load(model.loss)
     if content_hash(records) != enrolment.data_sha256:
-        raise DataError(
-            "the records are not the enrolled ones: their content, order or scaling changed. Put them back. Changed "
-            "records are a new data set with its own ledger, and a person in both data sets spends in both"
-        )
-    shape, model = tuple(enrolment.input_shape), policy.model
-    built = make_model(model.name, shape, num_classes, hidden=model.hidden, seed=0)
-    return RecordTrainer(built, records.inputs, records.targets, seed=policy.seed, noise=policy.noise)
+        raise DataError(_CHANGED)
+    built = make_model(model.name, tuple(enrolment.input_shape), outputs, hidden=model.hidden, seed=0)
+    return RecordTrainer(
+        built,
+        records.inputs,
+        records.targets,
+        seed=policy.seed,
+        noise=policy.noise,
+        loss=make_loss(name, level=model.quantile),
+        held_out=_held_out(enrolment, policy, len(records)),
+        schema=enrolment.source.table,
+    )
+
+
+def _held_out(enrolment: Enrolment, policy: Policy, num_trained: int) -> HeldOut | None:
+    found, table = held_out_records(enrolment.source, policy), enrolment.source.table
+    if found is None or table is None:
+        return None
+    if content_hash(found) != enrolment.held_out_sha256:
+        raise DataError(_CHANGED)
+    held_out = HeldOut.of(found, table.held_out, num_trained)
+    has_slot = policy.service.seconds_per_query is not None or PROMPT_ANSWERS in policy.unsafe
+    if len(found) > held_out.likely and not has_slot:
+        raise ConfigError(_MANY_HELD_OUT)
+    return held_out
+
+
+def _seconds(job: Callable[..., object], *arguments: object) -> float:
+    started = time.monotonic()
+    job(*arguments)
+    return time.monotonic() - started

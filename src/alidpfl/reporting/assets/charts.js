@@ -1,5 +1,5 @@
 // Line charts without a library. Each <div class="plot" data-chart="..."> is drawn from the page's own JSON.
-// chart = {label, x, y, logX, logY, series: [{name, points: [[x, y, note?]], marks: [[x, y, text]], dots, place}], limit: {y, text}}
+// chart = {label, x, y, logX, logY, series: [{name, points: [[x, y, note?]], bars: [[x, low, high]], marks: [[x, y, text]], dots, place}], limit: {y, text}}
 // `place` sets the colour of a line, so that a method looks the same in two charts. The default is its place in the list.
 // A chart takes two stops of the Tab key: the legend, to show and hide lines, and the plot, where arrow keys move between points.
 "use strict";
@@ -69,7 +69,8 @@
     holder.replaceChildren();
     const svg = element("svg", {viewBox: `0 0 ${SIZE.width} ${SIZE.height}`, role: "img", "aria-label": chart.label}, holder);
     if (!points.length) { element("text", {x: SIZE.left, y: 40}, svg, "no line is shown: choose one above"); return null; }
-    const ys = points.map((point) => point[1]).concat(chart.limit ? [chart.limit.y] : []);
+    const ends = visible.flatMap((series) => series.bars || []).flatMap((bar) => [bar[1], bar[2]]);
+    const ys = points.map((point) => point[1]).concat(ends, chart.limit ? [chart.limit.y] : []);
     const x = scale(points.map((point) => point[0]), chart.logX, SIZE.left, SIZE.width - SIZE.right);
     const y = scale(ys, chart.logY, SIZE.height - SIZE.bottom, SIZE.top);
     axes(svg, chart, x, y);
@@ -99,6 +100,9 @@
     const path = series.points.map((point, n) => `${n ? "L" : "M"}${x.place(point[0]).toFixed(1)} ${y.place(point[1]).toFixed(1)}`);
     element("path", {d: path.join(""), class: "series", stroke: color(series.number),
       "stroke-dasharray": DASHES[stroke(series.number)], "data-series": series.name}, svg);
+    for (const [at, low, high] of series.bars || [])
+      element("line", {x1: x.place(at), x2: x.place(at), y1: y.place(low), y2: y.place(high), class: "bar",
+        stroke: color(series.number)}, svg);
     if ((series.dots && series.points.length <= MOST_DOTS) || series.points.length === 1)
       for (const point of series.points)
         element("circle", {cx: x.place(point[0]), cy: y.place(point[1]), r: 3.5, fill: color(series.number)}, svg);

@@ -1,0 +1,138 @@
+"""Metrics from noised sums: right without noise, and within their intervals as often as stated with it."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from alidpfl.metrics import measure
+from alidpfl.releases.estimates import NoisedSums, estimate, next_edges
+from alidpfl.releases.evaluation import contributions
+
+from .parts import OUTPUTS, evaluated, kind_of, noised, population, query
+
+METRICS = {
+    "two classes": {"accuracy", "log_loss", "brier", "auc", "macro_f1"},
+    "four classes": {"accuracy", "log_loss", "brier", "auc", "macro_f1"},
+    "labels": {"log_loss", "brier", "auc", "macro_f1"},
+    "number": {"mae", "rmse", "r2"},
+}
+
+
+def truth(task: str, count: int = 100_000) -> dict[str, float]:
+    """The metrics of the whole population. Log losses are clipped as the query says."""
+    outputs, targets = population(task, np.random.default_rng(99), count)
+    found = dict(measure(kind_of(task), outputs, targets).values)
+    if task != "number":
+        exact = NoisedSums.of(query(task), [contributions(query(task), outputs, targets).sum(0)], [1e-6])
+        found["log_loss"] = estimate(exact).values["log_loss"]
+    return {name: found[name] for name in METRICS[task]}
+
+
+@pytest.mark.parametrize("task", OUTPUTS)
+def test_without_noise_the_metrics_are_the_exact_ones(task):
+    outputs, targets = population(task, np.random.default_rng(3), 20_000)
+    exact = measure(kind_of(task), outputs, targets)
+    for asked in (query(task), query(task, largest_loss=100.0)):
+        found = estimate(NoisedSums.of(asked, [contributions(asked, outputs, targets).sum(0)], [1e-6]))
+        assert set(found.values) == METRICS[task] == set(found.intervals)
+        for name in METRICS[task] - ({"log_loss"} if asked.largest_loss < 100 else set()):
+            assert found.values[name] == pytest.approx(exact.values[name], rel=1e-6 if name != "auc" else 2e-3), name
+            low, high = found.intervals[name]
+            assert low < exact.values[name] < high
+            if (trivial := found.baseline.get(name)) is not None:
+                assert trivial == pytest.approx(exact.baseline[name], rel=1e-5, abs=1e-6)
+
+
+def test_errors_of_the_whole_range_are_not_cut():
+    """Most people see a doctor seldom, some often. With large errors cut, a model would look better than it is."""
+    random = np.random.default_rng(5)
+    targets = np.clip(random.exponential(0.3, 5000) - 1, -1, 1)
+    targets[:200], outputs = 1.0, np.full((5000, 1), -0.8)
+    asked = query("number")
+    found = estimate(NoisedSums.of(asked, [contributions(asked, outputs, targets).sum(0)], [1e-6]))
+    exact = measure("number", outputs, targets)
+    for name in METRICS["number"]:
+        assert found.values[name] == pytest.approx(exact.values[name], rel=1e-5), name
+
+
+# Of 60 intervals at 95 %, 46 or fewer cover the truth with probability 1e-8, and fewer metrics than 20 are tested.
+@pytest.mark.parametrize(("repetitions", "least"), [(60, 47), pytest.param(200, 174, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("task", OUTPUTS)
+def test_intervals_cover_the_truth_at_their_rate(task, repetitions, least):
+    """Of 200 intervals at 95 %, 173 or fewer cover with probability 1e-5: sampling and noise are of equal size here."""
+    random, expected, covered = np.random.default_rng(1), truth(task), Counter()
+    for _ in range(repetitions):
+        found = estimate(evaluated(task, random, 4000, noise=2.9))
+        assert set(found.intervals) == METRICS[task]
+        for name, (low, high) in found.intervals.items():
+            covered[name] += low <= expected[name] <= high
+    assert min(covered.values()) >= least, covered
+
+
+@pytest.mark.parametrize("task", ["two classes", "number"])
+def test_the_intervals_are_not_much_too_wide(task):
+    """Intervals that are three times narrower cover much less often: the test above can fail."""
+    random, expected, covered, repetitions = np.random.default_rng(1), truth(task), Counter(), 60
+    for _ in range(repetitions):
+        for name, (low, high) in estimate(evaluated(task, random, 4000, noise=2.9)).intervals.items():
+            middle, sixth = (low + high) / 2, (high - low) / 6
+            covered[name] += middle - sixth <= expected[name] <= middle + sixth
+    assert max(covered.values()) < 47, covered
+
+
+def test_what_noise_hides_is_left_out():
+    outputs, targets = population("two classes", np.random.default_rng(0), 30)
+    found = estimate(noised(query("two classes"), (outputs, targets), np.random.default_rng(1), noise=20.0))
+    assert not found.values
+    assert not found.calibration
+    few = estimate(noised(query("two classes"), (outputs, targets), np.random.default_rng(1), noise=0.6))
+    assert "accuracy" in few.values
+    assert "auc" not in few.values
+
+
+def test_new_edges_share_the_scores_equally():
+    outputs, targets = population("two classes", np.random.default_rng(0), 20_000)
+    first = noised(query("two classes"), (outputs, targets), np.random.default_rng(1), noise=3.0)
+    edges = next_edges(first)
+    assert len(edges) == 9
+    second = query("two classes", edges=edges)
+    cells = second.layout.split(contributions(second, outputs, targets).sum(0))["scores"].sum(axis=(0, 2))
+    assert cells.min() > 0.06 * 20_000
+    assert cells.max() < 0.15 * 20_000
+    nothing = noised(query("two classes"), (outputs[:0], targets[:0]), np.random.default_rng(1), noise=3.0)
+    assert len(next_edges(nothing)) >= 4
+
+
+def test_calibration_shows_a_model_that_is_too_sure():
+    random = np.random.default_rng(0)
+    x = random.normal(size=30_000)
+    targets = (random.random(30_000) < 1 / (1 + np.exp(-x))).astype(int)
+    outputs = np.stack([np.zeros(30_000), 3 * x], axis=1)
+    curve = estimate(noised(query("two classes"), (outputs, targets), random, noise=3.0)).calibration
+    assert len(curve) >= 5
+    assert curve[0].high > curve[0].observed > curve[0].predicted + 0.05
+    assert curve[-1].low < curve[-1].observed < curve[-1].predicted - 0.05
+
+
+def test_numbers_are_shown_in_the_unit_of_the_table():
+    outputs, targets = population("number", np.random.default_rng(3), 20_000)
+    sums = NoisedSums.of(query("number"), [contributions(query("number"), outputs, targets).sum(0)], [1e-6])
+    plain, scaled = estimate(sums), estimate(sums, unit=10.0)
+    for name in ("mae", "rmse"):
+        assert scaled.values[name] == pytest.approx(10 * plain.values[name])
+        assert scaled.intervals[name] == pytest.approx(tuple(10 * end for end in plain.intervals[name]))
+    assert scaled.values["r2"] == plain.values["r2"]
+    assert scaled.baseline["rmse"] == pytest.approx(10 * plain.baseline["rmse"])
+
+
+def test_counts_that_are_predicted_by_their_logarithm():
+    random = np.random.default_rng(0)
+    rates = np.exp(0.5 * random.normal(size=20_000) - 1)
+    targets = np.clip(random.poisson(4 * rates) / 4, 0, 2)
+    outputs = np.log(rates)[:, None]
+    asked = query("number", low=0.0, high=2.0, exponential=True)
+    found = estimate(NoisedSums.of(asked, [contributions(asked, outputs, targets).sum(0)], [1e-6]))
+    exact = measure("number", np.clip(outputs, None, np.log(2)), targets, loss="poisson")
+    assert found.values["r2"] == pytest.approx(exact.values["r2"], abs=0.01)  # errors above half the range are clipped
+    assert found.values["mae"] == pytest.approx(exact.values["mae"], rel=0.01)
