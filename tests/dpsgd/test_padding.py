@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, native, padding
+from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, conv, native, padding
 from alidpfl.dpsgd.padding import linear_layers, pad_columns, pad_rows, padded_linear, padded_size, unpadded_size
 from alidpfl.dpsgd.recording import Recording
 from alidpfl.models import make_model
@@ -64,6 +64,15 @@ def test_a_sample_does_not_feel_the_others(name, is_native, monkeypatch):
     for size in [*range(1, 20), 31, 33, 64, 90, 129]:
         assert torch.equal(own_facts(clipper, inputs, targets, torch.arange(size)), whole[:size])
         assert torch.equal(own_facts(clipper, inputs, targets, torch.arange(1, size + 1)), whole[1 : size + 1])
+
+
+def test_the_norm_of_a_convolution_does_not_feel_how_many_records_follow():
+    """Its squares are added over the rows of the kernel: in one order, in the last place of the batch too."""
+    module = nn.Conv2d(32, 64, 5)
+    inputs, grads = made(64, 32, 12, 12), made(64, 8, 8, 64, seed=1)
+    whole = conv._by_kernel_rows(module, inputs, grads).squared_norms
+    for size in range(1, 64):
+        assert torch.equal(conv._by_kernel_rows(module, inputs[:size], grads[:size]).squared_norms, whole[:size]), size
 
 
 class Mean(nn.Module):

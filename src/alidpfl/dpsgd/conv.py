@@ -135,13 +135,21 @@ def _by_kernel_rows(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor) -> Sto
         for ky, gradients in enumerate(values[:, part]):
             first = ky * module.dilation[0] * out_width
             gradients.copy_(padded_bmm(grads, windows[:, first : first + grads.shape[2]]))
-        squared[part] = squared_norms(values[:, part].flatten(2)).sum(0)  # while they are in the cache
+        squared[part] = _added(squared_norms(values[:, part].flatten(2)))  # while they are in the cache
         values[:, part].copy_(finite(values[:, part]))
 
     def to_parameter(total: Tensor) -> Tensor:
         return total.view(height, -1, width, channels_in).permute(1, 3, 0, 2)
 
     return Stored(values=values.flatten(2), squared_norms=squared, to_parameter=to_parameter)
+
+
+def _added(rows: Tensor) -> Tensor:
+    """Add (n, B) over n, one row after the other. `sum(0)` adds in another order where a record is one of the last."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total
 
 
 def _by_patches(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor) -> Stored:
