@@ -18,9 +18,12 @@ hypothesis.settings.load_profile("same")
 # These take minutes, or wait for other processes. Begun last, they would keep one process busy alone.
 LONGEST = (
     "tests/flower/test_deployment.py",
-    "tests/flower/test_demo.py",
     "tests/test_documented_commands.py",
     "tests/packaging/",
+    "tests/reproduction/test_reproduce.py",
+    "tests/flower/test_demo.py",  # not beside the deployment: a dozen processes of Flower keep two cores busy
+    "tests/dpsgd/test_clipping.py",
+    "tests/flower/test_tables.py",
     "tests/reproduction/",
     "tests/examples/",
     "tests/test_site.py",

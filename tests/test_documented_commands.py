@@ -30,6 +30,7 @@ PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rgl
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "examples/README.md", *PAGES]
 SHORTER = {
     "run": ["federation.max_rounds=2", "run.evaluate_every=2", "privacy.accountant=rdp", "run.processes=1"],
+    "plan": ["--accountant", "rdp"],
     "audit": ["privacy.max_steps=3", "privacy.accountant=rdp", "--draws", "100", "--canaries", "50"],
 }
 OWN_MODEL = re.compile(r"model|\.toml|--schema|--loss")  # the command says what it trains
@@ -247,7 +248,10 @@ def test_there_are_complete_commands_in_running_text():
 @pytest.mark.usefixtures("data_dir")
 @pytest.mark.parametrize(
     "command",
-    dict.fromkeys(one for found in FOUND.values() for one in found if needs_real_data(one)),
+    [
+        pytest.param(one, marks=pytest.mark.slow if "alidpfl audit" in one else ())
+        for one in dict.fromkeys(one for found in FOUND.values() for one in found if needs_real_data(one))
+    ],
 )
 def test_the_commands_on_real_data(command, scene):
     run(scene, command)
@@ -275,6 +279,8 @@ def shorter(name, command):
     if name == "run" and "--resume" in command:
         return []
     parts = SHORTER.get(name, [])
+    if name == "plan":
+        return [] if "--accountant" in command else parts
     if parts and not OWN_MODEL.search(command):
         parts = [*parts, "model.name=linear"]
     if "--max-epochs" in command:

@@ -1,5 +1,6 @@
 """Exactness of the clipped sum: against the oracle, in its limits, and whatever the batch is split into."""
 
+import functools
 import itertools
 import math
 
@@ -95,15 +96,21 @@ def test_factors_at_the_limits():
 def test_a_single_sample_contributes_at_most_the_clip_norm(scale, clip_norm, seed):
     """What is really summed, in floating point, and not only what the factors promise."""
     for name in ("resnet", "sequence-gram", "sequence-stored", "embedding"):
-        case = CASES[name]
-        x, y = case.batch(1, seed)
-        model = case.model()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1 + math.log10(scale))
+        x, y = CASES[name].batch(1, seed)
         for limit in (0, 32 << 20):
-            ours = PerSampleClipper(model, max_gradient_bytes=limit).clipped_sum(x, y, clip_norm=clip_norm, seed=0)
+            clipper, before = _clipper_of(name, limit)
+            with torch.no_grad():
+                for parameter, weights in zip(clipper.parameters.values(), before, strict=True):
+                    parameter.copy_(weights * (1 + math.log10(scale)))
+            ours = clipper.clipped_sum(x, y, clip_norm=clip_norm, seed=0)
             assert norm(ours.gradients) <= clip_norm * (1 + 1e-6)
+
+
+@functools.cache
+def _clipper_of(name, limit):
+    """A clipper that has tried its model, which takes most of the time, and the weights that it had."""
+    clipper = PerSampleClipper(CASES[name].model(), max_gradient_bytes=limit)
+    return clipper, [weights.detach().clone() for weights in clipper.parameters.values()]
 
 
 class _Mean(nn.Module):
@@ -303,13 +310,14 @@ def test_rounding_that_always_goes_the_same_way(limit, path):
         (nn.Linear(4, 4), (4096, 4)),
         (nn.Linear(256, 256, bias=False), (256, 256)),
         (nn.Linear(300, 300), (100, 300)),
-        (nn.Embedding(2, 8), (1024,)),
+        (nn.Embedding(2, 8), (512,)),
         (Scale(20_000), (20_000,)),
     ]
     for model, shape in cases:
         has_tokens = isinstance(model, nn.Embedding)
-        size = padded_size(1) if has_tokens else 128  # a trial of full micro-batches compares all pairs of tokens
-        clipper = PerSampleClipper(model, loss=total, microbatch_size=size, max_gradient_bytes=limit)
+        if has_tokens and (path, limit) != ("torch", 0):
+            continue  # no kernel and no limit concerns them, and a trial takes ten seconds
+        clipper = PerSampleClipper(model, loss=total, microbatch_size=padded_size(1), max_gradient_bytes=limit)
         for value, clip_norm in itertools.product([1] if has_tokens else [1.99749, 0.1, 3e-3], (1.0, 1e-3)):
             ours = clipper.clipped_sum(torch.full((1, *shape), value), torch.zeros(1), clip_norm=clip_norm, seed=0)
             assert norm(ours.gradients) <= clip_norm * (1 + 1e-6), (type(model).__name__, value)

@@ -270,7 +270,7 @@ def _lower_bound_on_mu(present: torch.Tensor, absent: torch.Tensor, alpha: float
 def test_canary_audit_of_one_step(sigma_divisor, refuted):
     """The real step stays below its claim mu = 1 / σ; one with its noise divided by 1.25 is caught."""
     settings = dataclasses.replace(SETTINGS, noise_multiplier=1.0)
-    present, absent = (_canary_outputs(settings, flag, 10_000, sigma_divisor) for flag in (True, False))
+    present, absent = (_canary_outputs(settings, flag, 6_000, sigma_divisor) for flag in (True, False))
     assert (_lower_bound_on_mu(present, absent) > 1 / settings.noise_multiplier) == refuted
 
 

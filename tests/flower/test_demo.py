@@ -27,6 +27,7 @@ def test_the_demo_trains_books_what_it_spent_and_leaves_no_process(tmp_path):
     assert not _processes_of(folder)
 
 
+@pytest.mark.slow  # tests/flower/test_tables.py deploys tables too
 def test_the_demo_trains_on_tables(tmp_path):
     files = hospitals(tmp_path, (150, 250))
     table(60, seed=9).write_csv(tmp_path / "test.csv")

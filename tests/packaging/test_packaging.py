@@ -194,6 +194,7 @@ def link_into(site, distributions):
                     shutil.copy(here, there)
 
 
+@pytest.mark.slow
 def test_extras_install_what_they_are_for(wheel, tmp_path):
     """With pip, in an environment that has what alidpfl itself needs, and nothing of an extra."""
     venv.create(tmp_path / "new", with_pip=False)

@@ -102,7 +102,7 @@ def test_undeclared_categories_are_other_or_refused(tmp_path):
         (b"\xe9" + GOOD.encode(), "UTF-8"),
         (GOOD.encode("utf-16"), "UTF-8"),
         (GOOD.replace("\n", "\r"), "CSV"),
-        (gzip.compress(GOOD.encode(), mtime=0), "north.csv"),  # without the time: every process must collect the same tests
+        (gzip.compress(GOOD.encode(), mtime=0), "north.csv"),  # every process collects the same
         (b"\0" * 100, "UTF-8"),
     ],
 )
