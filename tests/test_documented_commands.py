@@ -30,9 +30,9 @@ PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rgl
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "examples/README.md", *PAGES]
 SHORTER = {
     "run": ["federation.max_rounds=2", "run.evaluate_every=2", "privacy.accountant=rdp", "run.processes=1"],
-    "plan": ["--accountant", "rdp"],
     "audit": ["privacy.max_steps=3", "privacy.accountant=rdp", "--draws", "100", "--canaries", "50"],
 }
+SHORTER_BY_OPTION = {"reproduce": ["--limit", "1s"], "plan": ["--accountant", "rdp"]}
 OWN_MODEL = re.compile(r"model|\.toml|--schema|--loss")  # the command says what it trains
 REAL_DATA = ("reproduction/experiments/mnist.toml", "reproduction/recipes/best-mnist.toml", "reproduce small")
 CLONE = "test_make_run_in_a_new_clone"
@@ -274,13 +274,11 @@ def run(scene, command):
 
 
 def shorter(name, command):
-    if name == "reproduce":
-        return ["--limit", "1s"]
+    if name in SHORTER_BY_OPTION:
+        return SHORTER_BY_OPTION[name]  # an option that is given twice has its last value
     if name == "run" and "--resume" in command:
         return []
     parts = SHORTER.get(name, [])
-    if name == "plan":
-        return [] if "--accountant" in command else parts
     if parts and not OWN_MODEL.search(command):
         parts = [*parts, "model.name=linear"]
     if "--max-epochs" in command:
