@@ -125,11 +125,12 @@ def random_settings(count, *, least_noise):
         yield budget, 10 ** draw.uniform(-3.5, 0), least_noise * 10 ** draw.uniform(0, 1.2)
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
-def test_renyi_searches_end_on_the_safe_side_of_random_settings(count):
+@pytest.mark.parametrize(("count", "inside"), [(200, 80), pytest.param(1000, 500, marks=pytest.mark.slow)])
+def test_renyi_searches_end_on_the_safe_side_of_random_settings(count, inside):
+    """At least `inside` of the settings pay for some steps, but not for all that a search looks at."""
     for accountant in ("rdp-paper", "rdp"):
         found = [check_safe_end(*setting, accountant) for setting in random_settings(count, least_noise=0.5)]
-        assert sum(1 <= steps < MAX_STEPS for steps in found) > count / 2
+        assert sum(1 <= steps < MAX_STEPS for steps in found) > inside
 
 
 def test_the_pld_search_ends_on_the_safe_side_of_random_settings():
