@@ -249,6 +249,21 @@ class TestEstimates:
             clipped = name[1] == "missing" or name[0] == "quantile" or truth[name].value < 3 * noise / 3000
             assert clipped or count / times <= 1 - 0.05 + 5 * math.sqrt(0.95 * 0.05 / times), name
 
+    def test_the_noise_on_the_number_of_rows_is_in_the_interval_of_a_quantile(self):
+        """At an edge with exactly 95 % of the values below it, 2.5 % of releases rule out the bin above, within 4 sd.
+
+        Noise on the number of missing values moves the number of values, and with it the rows that must lie below.
+        """
+        agreed = parse_schema({"target": TARGET, "columns": {"age": {"kind": "number", "low": 0, "high": 20}}})
+        layout, random, noise, times = Layout(agreed, bins=20, with_target=False), np.random.default_rng(5), 20.0, 4000
+        exact = np.array([0.0, 4000.0, *[9500 / 19] * 19, 500.0, 3000.0])  # the sums, 20 bins, and missing values
+        ruled_out = 0
+        for _ in range(times):
+            total = exact + random.normal(size=layout.size) * noise
+            (age,) = column_statistics(layout, total, 13_000, noise)
+            ruled_out += age.quantiles[0.95].high < 19.5
+        assert abs(ruled_out / times - 0.025) < 4 * math.sqrt(0.025 * 0.975 / times)
+
     def test_the_overall_has_the_noise_of_all_clients(self):
         agreed, layout = schema(), Layout(schema(), bins=4)
         sums = {

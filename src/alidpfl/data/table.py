@@ -17,7 +17,7 @@ from alidpfl.tables.held_out import held_out_key, held_out_rows
 from alidpfl.tables.read import SUFFIXES
 from alidpfl.tables.schema import NumberTarget, Schema, read_schema
 from alidpfl.tables.values import Mask
-from alidpfl.types import OnProgress, loss_for
+from alidpfl.types import OnProgress
 
 TEST_STEM = "test"
 """A file of this name, without its suffix, is public test data."""
@@ -151,7 +151,7 @@ def load_own_table(
         ConfigError: the loss does not fit the target.
         DataError: the file does not fit the schema.
     """
-    _check_loss(schema, loss, "the schema")
+    _check_counts(schema, loss, "the schema")
     rows = Encoder(schema).encode(path, needs_target=True)
     mask = _held_out(path, rows, schema, key, has_public=False)
     return _gathered([rows], [mask if held_out else ~mask], loss)
@@ -178,9 +178,9 @@ def table_files(files: Sequence[str | Path], data_dir: Path | None) -> list[Path
 
 
 def trainable_schema(path: str | Path, loss: str | None = None) -> Schema:
-    """Read a schema file, and refuse a loss that does not fit its target."""
+    """Read a schema file. Refuse the loss "poisson" for targets that are no counts."""
     schema = read_schema(path)
-    _check_loss(schema, loss, str(path))
+    _check_counts(schema, loss, str(path))
     return schema
 
 
@@ -197,8 +197,7 @@ def output_range(schema: Schema, loss: str | None = None) -> tuple[float, float]
     return (-math.inf, math.log(2.0)) if loss == "poisson" else (-1.0, 1.0)  # poisson predicts a logarithm
 
 
-def _check_loss(schema: Schema, loss: str | None, source: str) -> None:
-    loss = loss_for(schema.target.kind, loss)
+def _check_counts(schema: Schema, loss: str | None, source: str) -> None:
     if loss == "poisson" and isinstance(schema.target, NumberTarget) and schema.target.low != 0:
         raise ConfigError(
             f'{source}: target.low={schema.target.low:g} must be 0 with loss="poisson", which takes counts; set it to '
