@@ -81,7 +81,7 @@ def _timed(loopback: Loopback, out: Path, rounds: int, *, with_torch: bool) -> l
     }
     app = out.with_name(f"app-{out.name}")
     changes = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    loopback.alidpfl("flower", "init", app, "--out", out, "--no-evaluation", *changes)
+    loopback.alidpfl("flower", "init", app, "--out", out, "--no-evaluate", *changes)
     if with_torch:
         project = app / "pyproject.toml"
         project.write_text(project.read_text().replace("alidpfl.flower.apps:client", "benchmarks.flower_torch:client"))

@@ -97,7 +97,8 @@ def _vault_policy() -> list[str]:
         settings = getattr(section_of(field), "model_fields", None)
         rows = {name: field} if settings is None else {f"{name}.{key}": part for key, part in settings.items()}
         changes = "no" if name in PINNED else "yes"
-        lines += [_line(key, setting, changes) for key, setting in rows.items()]
+        required = f"required in [{name}]" if settings is not None and not field.is_required() else "required"
+        lines += [_line(key, setting, changes, required=required) for key, setting in rows.items()]
     return lines
 
 
@@ -165,10 +166,10 @@ def _head(*names: str) -> str:
     return f"| {' | '.join(names)} |\n|{' --- |' * len(names)}"
 
 
-def _line(key: str, field: FieldInfo, *more: str) -> str:
+def _line(key: str, field: FieldInfo, *more: str, required: str = "required") -> str:
     """Return a row: key, type, default, `more` and meaning."""
     value = field.get_default(call_default_factory=True)
-    default = "required" if field.is_required() else "" if value is None else f"`{toml(value)}`"
+    default = required if field.is_required() else "" if value is None else f"`{toml(value)}`"
     within = f" {limits(field)}" if limits(field) else ""
     meaning = str(field.description).replace("|", "\\|")
     return f"| {' | '.join([f'`{key}`', kind_of(field) + within, default, *more, meaning])} |"

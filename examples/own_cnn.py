@@ -40,7 +40,15 @@ sigma = alidpfl.noise_multiplier_for(alidpfl.PrivacyBudget(epsilon=3.0, delta=1e
 privacy = alidpfl.Privacy(epsilon=3.0, delta=1e-5, sample_rate=0.01, noise_multiplier=sigma)
 
 with alidpfl.federate(
-    model, clients, test=test, privacy=privacy, max_rounds=20, learning_rate=4.0, policy="ratio", evaluate_every=1
+    model,
+    clients,
+    test=test,
+    privacy=privacy,
+    max_rounds=20,
+    learning_rate=4.0,
+    policy="ratio",
+    schedule="late_decay",
+    evaluate_every=1,
 ) as federation:
     records = list(federation)
 print(f"{records[-1].accuracy:.1f} % after {len(records)} rounds of {records[0].local_steps} local steps")

@@ -31,6 +31,7 @@ federation = alidpfl.federate(
     max_rounds=20,
     learning_rate=0.5,
     policy="ratio",
+    schedule="late_decay",
     evaluate_every=1,
 )
 

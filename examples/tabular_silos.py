@@ -62,6 +62,7 @@ with alidpfl.federate(
     max_rounds=30,
     learning_rate=0.5,
     policy="ratio",  # spread the steps evenly over the rounds
+    schedule="late_decay",  # and let the step size fall late
     evaluate_every=1,
 ) as federation:
     records = list(federation)

@@ -10,6 +10,7 @@ those with the lowest numbers, and act together.
 
 import math
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,7 +44,7 @@ ATTACKS = {
     "sign_flip": "train honestly, and send the opposite",
     "scaled": "the opposite, ten times as long",
     "noise_free": "the longest update that passes the length check, against the model, without noise",
-    "label_flip": "train honestly on labels y that became 9 - y",
+    "label_flip": "train honestly on labels y that became 9 − y",
     "largest_signal": "honest noise, and the largest honest signal against the model",
 }
 NAMED = ("sign_flip", "scaled", "noise_free", "label_flip")
@@ -57,6 +58,7 @@ DEFENCES: dict[str, dict[str, Any]] = {
     "median": {**_NO_LIMIT, "federation.aggregation": "median"},
     "geometric_median": {**_NO_LIMIT, "federation.aggregation": "geometric_median"},
 }
+_WIDTH = 120
 _FEATURES = 2000  # records that hostile clients use to find the way to harm
 _INSIDE = 1 - 1e-4  # of a limit
 
@@ -210,12 +212,12 @@ def table(split: str) -> str:
 
 def _cell(values: Sequence[float | None]) -> str:
     if all(value is None for value in values):
-        return ""
+        return "–"
     return " / ".join("–" if value is None else f"{value:.1f}" for value in values)
 
 
 def reached(split: str, within: float = 5.0) -> str:
-    """Return how often the default stays near the honest run, and near the run without the hostile clients."""
+    """Return in Markdown how often the default stays near the honest run, and near that without the hostile clients."""
     found = _accuracies(split)
     judged = [(seed, a, n) for seed in SEEDS for a in NAMED for n in HOSTILE if (seed, "default", a, n) in found]
 
@@ -226,18 +228,20 @@ def reached(split: str, within: float = 5.0) -> str:
     from_honest = [(lost(*cell, ("honest", 0)), cell) for cell in judged]
     from_absent = [lost(*cell, ("absent", cell[2])) for cell in judged]
     near = sum(points <= within for points, _ in from_honest)
+    known = [points for points in from_absent if not math.isnan(points)]
+    absent = sum(points <= within for points in known)
     far = [
-        f'"{ATTACKS[a]}", {n} of 10, seed {s} ({points:.1f} points lost)'
+        f"- {ATTACKS[a]}: {n} of 10, seed {s}, {points:.1f} points lost"
         for points, (s, a, n) in from_honest
         if points > within
     ]
-    others = f" More than {within:g} points below the honest run are: {'; '.join(far)}." if far else ""
-    absent = sum(points <= within for points in from_absent)
-    return (
-        f"Without the last attack, the default stays within {within:g} points of the honest run in {near} of "
-        f"{len(judged)} settings. In {absent}, it stays within {within:g} points of the run in which the hostile "
-        f"clients send nothing.{others}"
+    others = ["", f"These runs lose more than {within:g} points against the honest run:", "", *far] if far else []
+    told = (
+        f"The last attack is left aside here. Against the honest run, the default loses at most {within:g} points in "
+        f"{near} of {len(judged)} runs. Against the run in which the hostile clients send nothing, it loses at most "
+        f"{within:g} points in {absent} of {len(known)} runs."
     )
+    return "\n".join([*textwrap.wrap(told, _WIDTH), *others])
 
 
 def _accuracies(split: str) -> dict[tuple[int, str, str, int], float]:

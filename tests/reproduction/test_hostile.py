@@ -19,7 +19,7 @@ def results(tmp_path, monkeypatch):
     return write
 
 
-def test_each_seed_has_its_own_figure_and_missing_cells_stay_empty(results):
+def test_each_seed_has_its_own_figure_and_missing_cells_have_a_dash(results):
     results(
         ("iid", 901, "default", "honest", 0, 98.0),
         ("iid", 902, "default", "honest", 0, 97.0),
@@ -27,7 +27,7 @@ def test_each_seed_has_its_own_figure_and_missing_cells_stay_empty(results):
         ("recipe", 901, "default", "honest", 0, 50.0),
     )
     first = hostile.table("iid").splitlines()[2]
-    assert first.split(" | ")[1:5] == ["0", "98.0 / 97.0", "– / 96.0", ""]
+    assert first.split(" | ")[1:5] == ["0", "98.0 / 97.0", "– / 96.0", "–"]
 
 
 def test_a_loss_of_more_than_the_allowed_points_is_named(results):
@@ -41,9 +41,9 @@ def test_a_loss_of_more_than_the_allowed_points_is_named(results):
         ("iid", 902, "default", "sign_flip", 3, 89.0),
     )
     told = hostile.reached("iid")
-    assert "honest run in 2 of 3 settings" in told
-    assert "In 1, it stays within" in told  # absence was measured for one of them
-    assert f'{hostile.ATTACKS["sign_flip"]}", 3 of 10, seed 901 (5.1 points lost)' in told
+    assert "in 2 of 3 runs" in told
+    assert "in 1 of 1 runs" in " ".join(told.split())  # absence was measured for one of them
+    assert f"- {hostile.ATTACKS['sign_flip']}: 3 of 10, seed 901, 5.1 points lost" in told.splitlines()
     assert "seed 902" not in told
 
 

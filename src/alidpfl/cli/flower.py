@@ -40,7 +40,7 @@ def init(
     out: Annotated[Path | None, Option(help="Run directory on the server; by default runs/NAME.")] = None,
     nodes: Annotated[int | None, Option(help="Nodes to wait for; by default data.clients.")] = None,
     simulation: Annotated[bool, Option("--simulation", help="For Flower's simulator: no vault, seeded noise.")] = False,
-    no_evaluation: Annotated[bool, Option("--no-evaluation", help="The server has no public test data.")] = False,
+    no_evaluate: Annotated[bool, Option("--no-evaluate", help="The server has no public test data.")] = False,
     statistics: Annotated[
         bool, Option("--statistics", help="Ask for statistics of the tables; train nothing.")
     ] = False,
@@ -48,7 +48,7 @@ def init(
     r"""Write the app folder of a run, with its settings.
 
     Example:
-      alidpfl flower init my-run --config run.toml --nodes 3 --no-evaluation && \
+      alidpfl flower init my-run --config run.toml --nodes 3 --no-evaluate && \
       flwr run my-run my-superlink && \
       alidpfl flower init tables --schema schema.toml --nodes 3
     """
@@ -73,7 +73,7 @@ def init(
         out=str((out or Path("runs") / folder.name).absolute()),
         nodes=settings.data.clients if nodes is None else nodes,
         simulation=simulation,
-        evaluate=not no_evaluation,
+        evaluate=not no_evaluate,
         statistics=statistics,
     )
     if not simulation and not statistics:  # statistics train nothing

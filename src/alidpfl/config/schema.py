@@ -112,7 +112,11 @@ class DataSection(_Section):
     clients: int = _setting(10, "Number of clients.", ge=1, le=1_000_000)
     min_samples: int = _setting(10, "Fewest records of a client in a Dirichlet split.", ge=1)
     validation: float = _setting(
-        0.0, "Share of the training set that no client holds: public data, for tuning and for adap_dpfl.", ge=0, lt=1
+        0.0,
+        "Share of the training set that no client trains on. It is for tuning and for adap_dpfl, which use it as "
+        "public data, without noise. On your own files, ε does not cover that, and the run says so.",
+        ge=0,
+        lt=1,
     )
     pixel_range: tuple[float, float] = _setting((-1.0, 1.0), "Values of black and white pixels.", strict=False)
     num_classes: int | None = _setting(
@@ -194,8 +198,9 @@ class PrivacySection(_Section):
     )
     statistics_noise: float = _setting(
         10.0,
-        "σ of each release that centres and scales: two for the features of `scatter_linear`, one for rows with "
-        '`data.standardise = "private"`. Default for tables: a hundredth of the budget.',
+        "σ of each release that centres and scales. `scatter_linear` makes two such releases, "
+        '`data.standardise = "private"` makes one. Default for tables: the σ at which this release costs a hundredth '
+        "of the budget.",
         gt=0,
     )
     unsafe: tuple[Literal["unaccounted-signals"], ...] = _setting(
@@ -261,8 +266,9 @@ class FederationSection(_Section):
     )
     max_client_weight: float | None = _setting(
         None,
-        "Cap on one client's share of the average. A round counts only if so many clients answer that no share "
-        "exceeds it. Default: no cap. `alidpfl flower init` writes 0.5, because a node states its own size.",
+        "Cap on one client's share of the average: a larger share is cut to it, and the others get the rest. A round "
+        "does not count if too few clients answer for the cap to hold, which is fewer than two for 0.5. Default: no "
+        "cap. `alidpfl flower init` writes 0.5, because a node states its own size.",
         gt=0,
         le=1,
     )

@@ -203,12 +203,12 @@ def load_public_npz(
     Other files in the folder are not even opened: private records belong into the vaults.
     """
     if data_dir is None:
-        raise ConfigError(f"npz needs data_dir, the folder with {TEST_FILE}; or evaluate nothing (--no-evaluation)")
+        raise ConfigError(f"npz needs data_dir, the folder with {TEST_FILE}; or evaluate nothing (--no-evaluate)")
     path = data_dir / TEST_FILE
     if not path.is_file():
         raise DataError(
             f"{path} does not exist: a server over nodes evaluates on public records alone; add them, or evaluate "
-            "nothing (--no-evaluation)"
+            "nothing (--no-evaluate)"
         )
     records, classes = load_client(path, pixel_range), 0
     if records.kind == "class":

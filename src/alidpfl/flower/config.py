@@ -41,8 +41,12 @@ class FlowerOptions(BaseModel):
     )
 
     out: str = Field(description="Run directory on the server, an absolute path. Submitting again continues the run.")
-    nodes: int = Field(ge=1, description="Nodes to wait for; `alidpfl flower init` takes data.clients.")
-    min_nodes: int = Field(0, ge=0, description="Least number of nodes to begin with after the wait; 0: all of them.")
+    nodes: int = Field(
+        ge=1, description="Nodes to wait for. `alidpfl flower init` writes `--nodes` here, or else `data.clients`."
+    )
+    min_nodes: int = Field(
+        0, ge=0, description="After the wait, the run starts if at least this many nodes are there; 0: all of them."
+    )
     wait_for_nodes: float = Field(300.0, gt=0, le=86_400, description="Seconds to wait for nodes, before every round.")
     round_timeout: float = Field(600.0, gt=0, le=86_400, description="Seconds to wait for a round's answers.")
     evaluate: bool = Field(True, description="Evaluate on the server's test set of data.name; false: it has none.")

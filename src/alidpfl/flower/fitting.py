@@ -132,7 +132,7 @@ def _problems(node: Node, config: Config, parts: Parts, shapes: Shapes) -> Itera
         brief = ", ".join(f"{name} {list(shape)}" for name, shape in [*shapes.items()][:2])
         yield (
             f"its vault is enrolled for another model than model.name={config.model.name!r}, which has parameters "
-            f"such as {brief}: another name, or other inputs (data.name; --no-evaluation)"
+            f"such as {brief}: another name, or other inputs (data.name; --no-evaluate)"
         )
     if terms.release != parts.method.release:
         yield f"its vault puts noise on the {terms.release}, {config.method.name} on the {parts.method.release}"

@@ -170,8 +170,8 @@ def _evaluated(config: Config, members: Sequence[Member], *, has_public_data: bo
     able = [client for client, member in enumerate(members) if member.evaluates]
     if config.evaluation.private and not able:
         raise ConfigError(
-            "evaluation.private=true, and no vault of this run answers evaluations: their owners may enrol with "
-            "`alidpfl vault init --evaluate`, or leave it out"
+            "evaluation.private=true, and no vault of this run answers evaluations: leave it out, or ask the "
+            "owners to enrol tables that hold rows out, without `--no-evaluate`"
         )
     wanted = not has_public_data if config.evaluation.private is None else config.evaluation.private
     return able if wanted else []

@@ -99,7 +99,7 @@ class EvaluationSection(_Section):
         le=1e6,
         examples=[1.0],
         description="ε that held-out rows may spend. They are in no step, so it does not add to the steps' ε. Default "
-        "and maximum: `epsilon` of [budget].",
+        "and maximum: `epsilon` of [budget]. Without the section [evaluation], there are no evaluations.",
     )
 
 
@@ -111,7 +111,7 @@ class StatisticsSection(_Section):
         le=1e6,
         examples=[10.0],
         description="All statistics of all runs together may spend as much as one release with this σ. The ledger "
-        "sets this cost aside from the start, before any step.",
+        "sets this cost aside from the start, before any step. Without the section [statistics], there are none.",
     )
 
 
