@@ -14,16 +14,17 @@ INLINE void NAME(load_finite)(NAME(vec) *v, const float *x, int64_t some) {
     NAME(make_finite)(v);
 }
 
-/* Compute R rows by V vectors of output channels of one record's gradient, kept in registers over all positions. Write
- * them out, made finite. Return the sum of the squares before that, added in double after the tile: a long float sum
+/* Compute R rows by V vectors of output channels of the gradient of one record, or of one person with all its records,
+ * kept in registers over all positions. Write them out, made finite. Return the sum of the squares before that, added in double after the tile: a long float sum
  * would lose digits of the norm. */
 #define DEFINE_TILE(FUNCTION, R, V)                                                                                    \
     INLINE double FUNCTION(const conv_shape *s, const float *x, const float *g, float *out) { \
         NAME(vec) sum[R][V];                                                                                           \
         UNROLL for (int i = 0; i < R; i++) UNROLL for (int v = 0; v < V; v++) sum[i][v] = (NAME(vec)){0};              \
+        for (int64_t r = 0; r < s->records; r++, x += s->sample_size)                                                  \
         for (int64_t oy = 0; oy < s->out_height; oy++) {                                                               \
-            const float *xp = x + oy * s->step_y;                                                                      \
-            const float *gp = g + oy * s->out_width * s->channels_out;                                                 \
+            const float *xp = x + oy * s->step_y, *gp = g;                                                             \
+            g += s->out_width * s->channels_out;                                                                       \
             for (int64_t ox = 0; ox < s->out_width; ox++, xp += s->step_x, gp += s->channels_out) {                    \
                 NAME(vec) grad[V];                                                                                     \
                 UNROLL for (int v = 0; v < V; v++) grad[v] = *(const NAME(vec) *)(gp + v * LANES);                     \
@@ -67,7 +68,7 @@ DEFINE_BLOCK(4)
 DEFINE_BLOCK(2)
 DEFINE_BLOCK(1)
 
-/* Compute one record's weight gradient, out[row][channel out], and return its sum of squares. channels_out must be a
+/* Compute the weight gradient of a record or person, out[row][channel out], and return its sum of squares. channels_out must be a
  * multiple of LANES. */
 INLINE double NAME(sample)(const conv_shape *s, const float *x, const float *g, float *out) {
     double total = 0;
@@ -83,7 +84,8 @@ TARGET void NAME(alidpfl_conv)(const conv_shape *s, const float *x, const float 
     const int64_t positions = s->out_height * s->out_width, rows = s->runs_y * s->runs_x * s->run_length;
     const unsigned mode = flush_denormals();
     for (int64_t n = 0; n < s->batch; n++)
-        squared[n] = NAME(sample)(s, x + n * s->sample_size, g + n * positions * s->channels_out,
+        squared[n] = NAME(sample)(s, x + n * s->records * s->sample_size,
+                                  g + n * s->records * positions * s->channels_out,
                                   out + n * rows * s->channels_out);
     restore_denormals(mode);
 }
@@ -97,11 +99,91 @@ TARGET void NAME(alidpfl_conv_clipped_sum)(const conv_shape *s, const float *x, 
     const unsigned mode = flush_denormals();
     for (int64_t n = 0; n < s->batch; n++) {
         const double own =
-            NAME(sample)(s, x + n * s->sample_size, g + n * positions * s->channels_out, scratch);
+            NAME(sample)(s, x + n * s->records * s->sample_size,
+                         g + n * s->records * positions * s->channels_out, scratch);
         norms[n] = __builtin_sqrt(others[n] + own);
         const double ratio = limit / norms[n], most_1 = ratio < 1 ? ratio : 1;
         const float factor = norms[n] <= LARGEST_NORM ? (float)most_1 : 0.0f; /* 0 for NaN */
         for (int64_t i = 0; i < rows * s->channels_out; i++) sum[i] += factor * scratch[i];
+    }
+    restore_denormals(mode);
+}
+
+/* Persons' sums of outer products, narrow rows times wide rows, as sums of `directions` times `values`. Gram-Schmidt in
+ * double; gradient_forms.py says what for. No branch depends on a value. `scratch` has room for the rows that are left,
+ * the shares and two lengths a row. Squares are added in one order, record by record. */
+INLINE double NAME(dot_doubles)(int64_t count, const double *a, const double *b) {
+    double sums[LANES] = {0}, total = 0;
+    int64_t j = 0;
+    for (; j + LANES <= count; j += LANES)
+        for (int lane = 0; lane < LANES; lane++) sums[lane] += a[j + lane] * b[j + lane];
+    for (; j < count; j++) total += a[j] * b[j];
+    for (int lane = 0; lane < LANES; lane++) total += sums[lane];
+    return total;
+}
+
+INLINE double NAME(dot_floats)(int64_t count, const float *a, const float *b) {
+    double sums[LANES] = {0}, total = 0;
+    int64_t j = 0;
+    for (; j + LANES <= count; j += LANES)
+        for (int lane = 0; lane < LANES; lane++) sums[lane] += (double)a[j + lane] * (double)b[j + lane];
+    for (; j < count; j++) total += (double)a[j] * (double)b[j];
+    for (int lane = 0; lane < LANES; lane++) total += sums[lane];
+    return total;
+}
+
+INLINE void NAME(make_all_finite)(int64_t count, float *x) {
+    for (int64_t j = 0; j < count; j++) x[j] = x[j] - x[j] == 0.0f ? x[j] : 0.0f;
+}
+
+/* Directions of one person's narrow rows, and shares[row][direction]. */
+INLINE void NAME(directions)(int64_t records, int64_t narrow, double *left, double *shares, double *least,
+                             float *directions) {
+    for (int64_t r = 0; r < records; r++)
+        least[r] = PARALLEL * __builtin_sqrt(NAME(dot_doubles)(narrow, left + r * narrow, left + r * narrow));
+    for (int64_t r = 0; r < records; r++) {
+        double *row = left + r * narrow;
+        const double length = __builtin_sqrt(NAME(dot_doubles)(narrow, row, row));
+        const double factor = (double)(length > least[r]) / (length > TINY ? length : TINY), keep = length - length;
+        for (int64_t j = 0; j < narrow; j++) row[j] = row[j] * factor + keep; /* NaN stays NaN */
+        for (int64_t j = 0; j < narrow; j++) directions[r * narrow + j] = (float)row[j];
+        shares[r * records + r] = (length > least[r] ? length : 0.0) + keep;
+        for (int64_t after = r + 1; after < records; after++) {
+            double *other = left + after * narrow;
+            const double share = NAME(dot_doubles)(narrow, other, row);
+            shares[after * records + r] = share;
+            for (int64_t j = 0; j < narrow; j++) other[j] -= share * row[j];
+        }
+    }
+}
+
+TARGET void NAME(alidpfl_orthogonal)(const persons_shape *s, const float *restrict x, const float *restrict y,
+                                     double *restrict scratch, float *restrict directions, float *restrict values,
+                                     double *restrict squared) {
+    const int64_t records = s->records, narrow = s->narrow, wide = s->wide;
+    double *left = scratch, *shares = left + records * narrow, *least = shares + records * records;
+    double *lengths = least + records;
+    const unsigned mode = flush_denormals();
+    for (int64_t n = 0; n < s->batch; n++, x += records * narrow, y += records * wide) {
+        float *q = directions + n * records * narrow, *v = values + n * records * wide;
+        for (int64_t i = 0; i < records * narrow; i++) left[i] = (double)x[i];
+        NAME(directions)(records, narrow, left, shares, least, q);
+        for (int64_t r = 0; r < records; r++) {
+            float *out = v + r * wide;
+            for (int64_t j = 0; j < wide; j++) out[j] = (float)shares[r * records + r] * y[r * wide + j];
+            for (int64_t i = r + 1; i < records; i++) {
+                const float share = (float)shares[i * records + r];
+                for (int64_t j = 0; j < wide; j++) out[j] += share * y[i * wide + j];
+            }
+            lengths[r] = __builtin_sqrt(NAME(dot_floats)(wide, out, out));
+        }
+        double total = 0;
+        for (int64_t r = 0; r < records; r++)
+            for (int64_t i = 0; i < records; i++)
+                total += __builtin_fabs(NAME(dot_floats)(narrow, q + r * narrow, q + i * narrow)) * lengths[r] * lengths[i];
+        squared[n] = total;
+        NAME(make_all_finite)(records * narrow, q);
+        NAME(make_all_finite)(records * wide, v);
     }
     restore_denormals(mode);
 }

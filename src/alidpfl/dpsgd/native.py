@@ -27,6 +27,7 @@ class ConvShape(NamedTuple):
     """The C struct `conv_shape`, field by field; see _native.c."""
 
     batch: int
+    records: int
     sample_size: int
     out_height: int
     out_width: int
@@ -105,7 +106,7 @@ def serves_convolution(channels_out: int) -> bool:
 def conv_gradients(shape: ConvShape, inputs: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     """Return per-sample weight gradients (batch, rows, channels out) and squared norms (batch,) from NHWC data.
 
-    Gradients are made finite, as by `gradient_forms.finite`, after their norms are taken.
+    With `shape.records` = k above 1, they are the gradients of persons, each the sum over k records in a row. Gradients are made finite, as by `gradient_forms.finite`, after their norms are taken.
     """
     _check_convolution(shape, inputs, grad_output)
     weights = torch.empty(shape.batch, shape.rows, shape.channels_out, dtype=torch.float32)
@@ -121,10 +122,10 @@ def conv_clipped_sum(
 
     Args:
         shape: Sizes and steps of the convolution.
-        inputs: (B, H, W, channels in) float32.
-        grad_output: (B, out height, out width, channels out) float32.
+        inputs: (B k, H, W, channels in) float32, with k = shape.records.
+        grad_output: (B k, out height, out width, channels out) float32.
         other_squared_norms: (B,) squared norms over all other parameters, float64.
-        limit: Largest norm that a record may contribute.
+        limit: Largest norm that a record (or person) may contribute.
     """
     _check_convolution(shape, inputs, grad_output)
     _check_contiguous(other_squared_norms, torch.float64, shape.batch)
@@ -135,9 +136,28 @@ def conv_clipped_sum(
 
 
 def _check_convolution(shape: ConvShape, inputs: Tensor, grad_output: Tensor) -> None:
-    _check_contiguous(inputs, torch.float32, shape.batch * shape.sample_size)
+    images = shape.batch * shape.records
+    _check_contiguous(inputs, torch.float32, images * shape.sample_size)
     positions = shape.out_height * shape.out_width
-    _check_contiguous(grad_output, torch.float32, shape.batch * positions * shape.channels_out)
+    _check_contiguous(grad_output, torch.float32, images * positions * shape.channels_out)
+
+
+def orthogonal(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return finite directions (B, k, n) and values (B, k, m), and squared norms (B,); see `gradient_forms.Orthogonal`.
+
+    Args:
+        narrow: (B, k, n) float32.
+        wide: (B, k, m) float32.
+    """
+    batch, records, short = narrow.shape
+    long = wide.shape[2]
+    _check_contiguous(narrow, torch.float32, batch * records * short)
+    _check_contiguous(wide, torch.float32, batch * records * long)
+    directions, values = torch.empty_like(narrow), torch.empty_like(wide)
+    squared = torch.empty(batch, dtype=torch.float64)
+    scratch = torch.empty(records * (short + records + 2), dtype=torch.float64)
+    _call("orthogonal", (batch, records, short, long), narrow, wide, scratch, directions, values, squared)
+    return directions, values, squared
 
 
 def relu_pool(x: Tensor) -> tuple[Tensor, Tensor]:
