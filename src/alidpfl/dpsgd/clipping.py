@@ -108,13 +108,14 @@ def _records_of(weights: Weights) -> int:
     return 1 if weights is None else weights.shape[1]
 
 
-def check_weights(rows: Rows, weights: Tensor) -> None:
-    """Raise ConfigError unless rows and weights are those of persons. The message quotes no data."""
+def check_weights(rows: Rows, weights: Tensor) -> Tensor:
+    """Return the rows of persons (B, k). Raise ConfigError unless the weights fit. The message quotes no data."""
     if rows is None or rows.dim() != 2 or rows.shape != weights.shape or rows.shape[1] < 1:  # noqa: PLR2004
         raise ConfigError("with weights, rows and weights must have one shape (persons, records of each)")
     is_mean = bool((weights >= 0).all()) and bool(((weights.sum(1) - 1).abs() <= _SUM_TOLERANCE).all())
     if weights.dtype != torch.float32 or not is_mean:
         raise ConfigError("weights must be float32, none negative, and add up to 1 for each person")
+    return rows
 
 
 class PerSampleClipper:
@@ -215,13 +216,15 @@ class PerSampleClipper:
         """
         check_clip_norm(clip_norm)
         if weights is not None:
-            check_weights(rows, weights)
-            places = checked_places(places, None, len(weights))
+            rows = check_weights(rows, weights)
         if rows is not None:
             inputs, targets = (t[rows.flatten()].to(self._device) for t in (inputs, targets))
         self._check_unchanged()
         self._check_batch(inputs, targets)
-        places = checked_places(places, rows, len(inputs)) if weights is None else places
+        if weights is None:
+            places = checked_places(places, rows, len(inputs))
+        else:
+            places = checked_places(places, None, len(weights))
         batch = _Batch(inputs=inputs, targets=targets, places=places.cpu().numpy(), weights=weights)
         check_modes(self.model)
         with full_precision(self._device):
