@@ -94,7 +94,7 @@ class _Batch:
     @property
     def records(self) -> int:
         """Number of records of each person, or 1."""
-        return _records_of(self.weights)
+        return records_of(self.weights)
 
     def part(self, first: int, last: int) -> "_Batch":
         """Return the records, or the persons with all their records, from `first` up to `last`."""
@@ -104,7 +104,8 @@ class _Batch:
         return _Batch(inputs=self.inputs[rows], targets=self.targets[rows], places=places, weights=weights)
 
 
-def _records_of(weights: Weights) -> int:
+def records_of(weights: Weights) -> int:
+    """Return k, the number of records of each person, or 1 at record level."""
     return 1 if weights is None else weights.shape[1]
 
 
@@ -245,7 +246,7 @@ class PerSampleClipper:
 
     def _microbatch(self, inputs: Tensor, targets: Tensor, clip_norm: float, weights: Weights = None) -> ClippedSum:
         """Return the clipped sum over records, or with weights (B, k) over persons of k records each."""
-        records = _records_of(weights)
+        records = records_of(weights)
         used = len(inputs) // records
         size = padded_size(max(1, used) * records)
         inputs, targets = pad_rows(inputs, size), pad_rows(targets, size)
