@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import native
 from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, Rows, Weights, check_clip_norm, check_weights, records_of
 from alidpfl.dpsgd.gradient_forms import (
+    LARGEST_INPUT,
     Orthogonal,
     clip_factors,
     finite,
-    gram_norms,
     orthogonal,
     precise,
     squared_norms,
@@ -196,28 +196,12 @@ def _native_persons(inputs: Tensor, weight: Tensor, records: int) -> _Piece:
         all_rows = rows.flatten()
         scores, products = native.softmax_scores(inputs, all_rows, transposed, records)
         residuals, losses = _residuals_and_losses(scores[:, : len(weight)], targets.flatten())
-        residuals.mul_(weights.view(-1, 1))
-        norms = _norms_of_persons(residuals.view(len(rows), records, -1), products, inputs.shape[1])
-        factors = clip_factors(norms, limit).float().repeat_interleave(records)
-        weighted = finite(residuals).mul_(factors[:, None])
-        groups = _groups(places, _places_in_a_group(records)).repeat_interleave(records)
-        return native.softmax_gradient(inputs, all_rows, groups, weighted, records), norms, _means(losses, weights)
+        own = residuals.mul_(weights.view(-1, 1)).view(len(rows), records, -1)
+        norms = native.clip_persons(products, own, inputs.shape[1], largest_input=LARGEST_INPUT, limit=limit)
+        groups = _groups(places, _places_in_a_group(records))
+        return native.softmax_gradient(inputs, all_rows, groups, residuals, records), norms, _means(losses, weights)
 
     return clipped
-
-
-def _norms_of_persons(residuals: Tensor, products: Tensor, features: int) -> Tensor:
-    """Return the norms (B,) of sums of k outer products, or a little more, never less.
-
-    Args:
-        residuals: (B, k, classes), with the weights of the records.
-        products: (B, k, k) products of the inputs of each two records of a person.
-        features: Length of the inputs.
-    """
-    squared_inputs = products.diagonal(dim1=1, dim2=2)
-    # The kernel adds k products in float32: each is rounded by at most k + 4 units, with its factors.
-    squared = gram_norms(products, squared_inputs.sqrt(), residuals, features, (products.shape[1] + 4) * 2.0**-24)
-    return precise(squared, squared_inputs.sum(1)).sqrt()
 
 
 def _padded_transpose(weight: Tensor) -> Tensor:
