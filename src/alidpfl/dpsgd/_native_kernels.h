@@ -287,47 +287,53 @@ INLINE double NAME(squared_norm)(int64_t features, const float *x, const float *
     return total;
 }
 
-/* Add the products of a record with 1 to 4 others, in double after eight terms. `count` is a constant where inlined. */
-INLINE void NAME(products_with)(const int count, int64_t features, const float *x, const float *const *others,
+/* Add the products of a record with 1 to 4 others, PART apart. Adds eight terms in float, up to four such sums in float,
+ * and then in double. `count` is a constant where inlined, and `features` a multiple of eight vectors. */
+INLINE void NAME(products_with)(const int count, int64_t features, const float *x, const float *others,
                                 double *products) {
     NAME(doubles) sums[4] = {{0}};
-    int64_t j = 0;
-    for (; j + 8 * LANES <= features; j += 8 * LANES) {
-        NAME(vec) sum[4] = {{0}};
-        UNROLL for (int k = 0; k < 8; k++) {
-            const NAME(vec) v = *(const NAME(vec) *)(x + j + k * LANES);
-            UNROLL for (int i = 0; i < count; i++) sum[i] += v * *(const NAME(vec) *)(others[i] + j + k * LANES);
+    for (int64_t j = 0; j < features;) {
+        NAME(vec) four[4] = {{0}};
+        for (int part = 0; part < 4 && j < features; part++, j += 8 * LANES) {
+            NAME(vec) sum[4] = {{0}};
+            UNROLL for (int k = 0; k < 8; k++) {
+                const NAME(vec) v = *(const NAME(vec) *)(x + j + k * LANES);
+                UNROLL for (int i = 0; i < count; i++)
+                    sum[i] += v * *(const NAME(vec) *)(others + i * PART + j + k * LANES);
+            }
+            UNROLL for (int i = 0; i < count; i++) four[i] += sum[i];
         }
-        UNROLL for (int i = 0; i < count; i++) sums[i] += __builtin_convertvector(sum[i], NAME(doubles));
+        UNROLL for (int i = 0; i < count; i++) sums[i] += __builtin_convertvector(four[i], NAME(doubles));
     }
-    for (int i = 0; i < count; i++) {
-        double total = 0;
-        for (int lane = 0; lane < LANES; lane++) total += sums[i][lane];
-        for (int64_t rest = j; rest < features; rest++) total += (double)x[rest] * (double)others[i][rest];
-        products[i] += total;
-    }
+    for (int i = 0; i < count; i++)
+        for (int lane = 0; lane < LANES; lane++) products[i] += sums[i][lane];
 }
 
 /* Add the products of some features of every two records of a person to `products` (records x records). The features
- * are taken in parts that stay in the first-level cache. The records of the next person are prefetched. */
-TARGET static __attribute__((noinline)) void NAME(person_products)(int64_t records, int64_t all, int64_t features, const float *x, const int64_t *rows,
-                                  int has_next, double *products) {
-    for (int64_t first = 0; first < features; first += 512) {
-        const int64_t left = features - first, part = left < 512 ? left : 512;
+ * are taken in parts, which are copied to `scratch`: there they begin at whole vectors and stay in the first-level
+ * cache. The records of the next person are prefetched. */
+TARGET static __attribute__((noinline)) void NAME(person_products)(int64_t records, int64_t all, int64_t features,
+                                                                   const float *x, const int64_t *rows, int has_next,
+                                                                   float *scratch, double *products) {
+    for (int64_t first = 0; first < features; first += PART) {
+        const int64_t left = features - first, some = left < PART ? left : PART;
+        const int64_t part = (some + 8 * LANES - 1) / (8 * LANES) * (8 * LANES);
         for (int64_t r = 0; r < records; r++) {
-            const float *row = x + rows[r] * all + first, *next = x + rows[has_next ? records + r : r] * all + first;
-            for (int64_t j = 0; j < part; j += 16) __builtin_prefetch(next + j);
+            const float *next = x + rows[has_next ? records + r : r] * all + first;
+            for (int64_t j = 0; j < some; j += 16) __builtin_prefetch(next + j);
+            memcpy(scratch + r * PART, x + rows[r] * all + first, (size_t)some * sizeof(float));
+            memset(scratch + r * PART + some, 0, (size_t)(part - some) * sizeof(float));
+        }
+        for (int64_t r = 0; r < records; r++)
             for (int64_t q = 0; q <= r; q += 4) {
-                const float *others[4];
                 const int64_t count = r + 1 - q < 4 ? r + 1 - q : 4;
-                for (int64_t i = 0; i < count; i++) others[i] = x + rows[q + i] * all + first;
+                const float *row = scratch + r * PART, *others = scratch + q * PART;
                 double *out = products + r * records + q;
                 if (count == 4) NAME(products_with)(4, part, row, others, out);
                 else if (count == 3) NAME(products_with)(3, part, row, others, out);
                 else if (count == 2) NAME(products_with)(2, part, row, others, out);
                 else NAME(products_with)(1, part, row, others, out);
             }
-        }
     }
     for (int64_t r = 0; r < records; r++)
         for (int64_t q = 0; q < r; q++) products[q * records + r] = products[r * records + q];
@@ -336,7 +342,8 @@ TARGET static __attribute__((noinline)) void NAME(person_products)(int64_t recor
 /* scores[n][class] = x[rows[n]] . weights[.][class], and the squared norm of each of these records, or all products of
  * a person's records. Takes some features at a time, so that their weights stay in the first-level cache. */
 TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x, const int64_t *rows,
-                                         const float *weights, float *restrict scores, double *restrict squared) {
+                                         const float *weights, float *restrict scores, float *scratch,
+                                         double *restrict squared) {
     const unsigned mode = flush_denormals();
     for (int64_t n = 0; n < s->batch * s->records; n++) squared[n] = 0;
     memset(scores, 0, (size_t)(s->batch * s->width) * sizeof(float));
@@ -353,7 +360,7 @@ TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x,
                     squared[n + i] += NAME(squared_norm)(features, sample[i], x + rows[after] * s->features + first);
                 else if (begins % s->records == 0)
                     NAME(person_products)(s->records, s->features, features, x + first, rows + begins, after > n + i,
-                                          squared + begins * s->records);
+                                          scratch, squared + begins * s->records);
             }
             if (some == 8) NAME(scores_8)(features, s->width, sample, w, scores + n * s->width);
             else NAME(scores_1)(features, s->width, sample, w, scores + n * s->width);

@@ -20,7 +20,8 @@ from torch import Tensor
 
 _SUFFIX_AND_LANES = {2: ("avx512", 16), 1: ("avx2", 8), 0: ("portable", 4)}
 _LONGEST_VECTOR = 16
-_TERMS_IN_FLOAT = 8
+_TERMS_IN_FLOAT = 12
+_PART = 512
 _SOFTMAX_FEATURES = 1024  # features that the kernel takes at a time, the size of its scratch; see _native.c
 _switched_off: ContextVar[bool] = ContextVar("alidpfl_native_switched_off", default=False)
 
@@ -200,7 +201,8 @@ def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor, records: int =
     scores = torch.empty(len(rows), width, dtype=torch.float32)
     shape = (len(rows),) if records == 1 else (len(rows) // records, records, records)
     products = torch.empty(shape, dtype=torch.float64)
-    _call("softmax_scores", (len(rows), records, features, width), inputs, rows, weights, scores, products)
+    scratch = torch.empty(records * _PART, dtype=torch.float32)
+    _call("softmax_scores", (len(rows), records, features, width), inputs, rows, weights, scores, scratch, products)
     return scores, products
 
 
@@ -245,7 +247,7 @@ def clip_persons(
     _check_contiguous(products, torch.float64, batch * records * records)
     _check_contiguous(residuals, torch.float32, batch * records * classes)
     norms = torch.empty(batch, dtype=torch.float64)
-    # Products are added in float32 for eight terms, and twice that is counted in. A person's sum in float32 rounds each
+    # Products are rounded up to twelve times in float32, and twice that is counted in. A person's sum in float32 rounds each
     # term at most k + 4 times, with its factors.
     terms, rounded = 2 * _TERMS_IN_FLOAT * 2.0**-24 + (features + classes) * 2.0**-52, (records + 4) * 2.0**-24
     shape = (batch * records, records, features, classes)
