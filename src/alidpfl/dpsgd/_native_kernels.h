@@ -489,6 +489,66 @@ TARGET void NAME(alidpfl_softmax_gradient)(const softmax_shape *s, const float *
     restore_denormals(mode);
 }
 
+/* Write a person's gradient to `own` (classes x stride), and return the sum of its squares, added in double after at
+ * most 32 terms. `x` has room for two vectors of each record. */
+TARGET static __attribute__((noinline)) double NAME(person_gradient)(
+    int64_t records, int64_t features, int64_t stride, int64_t classes, const float *restrict inputs,
+    const int64_t *rows, const float *restrict residuals, NAME(vec) *restrict x, float *restrict own) {
+    NAME(doubles) sums = {0};
+    for (int64_t j = 0; j < features; j += 2 * LANES) {
+        const int64_t left = features - j;
+        for (int64_t r = 0; r < records; r++) {
+            const float *row = inputs + rows[r] * features + j;
+            x[2 * r] = x[2 * r + 1] = (NAME(vec)){0};
+            if (left >= 2 * LANES) memcpy(&x[2 * r], row, 2 * sizeof(x[0]));
+            else memcpy(&x[2 * r], row, (size_t)left * sizeof(float));
+        }
+        for (int64_t c = 0; c < classes;) {
+            NAME(vec) squares = {0};
+            for (int64_t end = c + 16 < classes ? c + 16 : classes; c < end; c++) {
+                NAME(vec) sum = {0}, second = {0};
+                for (int64_t r = 0; r < records; r++) {
+                    sum += x[2 * r] * residuals[r * classes + c];
+                    second += x[2 * r + 1] * residuals[r * classes + c];
+                }
+                squares += sum * sum + second * second;
+                *(NAME(vec) *)(own + c * stride + j) = sum;
+                *(NAME(vec) *)(own + c * stride + j + LANES) = second;
+            }
+            sums += __builtin_convertvector(squares, NAME(doubles));
+        }
+    }
+    double total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += sums[lane];
+    return total;
+}
+
+/* Sum of the clipped gradients of persons, each written out. For many records and few classes this takes less than the
+ * products of all their records. `scratch` has room for two gradients and a vector of each record of a person. */
+TARGET void NAME(alidpfl_softmax_persons)(const softmax_shape *s, const float *x, const int64_t *rows,
+                                          const int64_t *group, const float *residuals, double limit,
+                                          float *restrict scratch, double *restrict sum, double *restrict norms) {
+    const int64_t records = s->records, persons = s->batch / records;
+    const int64_t stride = (s->features + 2 * LANES - 1) / (2 * LANES) * (2 * LANES) + LANES, size = s->width * stride;
+    float *own = scratch, *of_group = scratch + size, *vectors = of_group + size;
+    const unsigned mode = flush_denormals();
+    for (int64_t n = 0; n < persons;) {
+        const int64_t first = group[n];
+        memset(of_group, 0, (size_t)size * sizeof(float));
+        for (; n < persons && group[n] == first; n++) {
+            norms[n] = __builtin_sqrt(NAME(person_gradient)(records, s->features, stride, s->width, x, rows + n * records,
+                                                            residuals + n * records * s->width, (NAME(vec) *)vectors,
+                                                            own));
+            const double ratio = limit / norms[n], most_1 = ratio < 1 ? ratio : 1;
+            const float factor = norms[n] <= LARGEST_NORM ? (float)most_1 : 0.0f; /* 0 for NaN */
+            for (int64_t i = 0; i < size; i++) of_group[i] += factor * (own[i] - own[i] == 0.0f ? own[i] : 0.0f);
+        }
+        for (int64_t c = 0; c < s->width; c++)
+            for (int64_t j = 0; j < s->features; j++) sum[c * s->features + j] += (double)of_group[c * stride + j];
+    }
+    restore_denormals(mode);
+}
+
 /* Clip the gradients of persons. Each is a sum of records times residuals; `products` are those of the records. Write
  * the norms, or a little more, and scale the residuals, made finite. It does the same as softmax.py in PyTorch, with
  * gradient_forms.gram_norms: `terms` and `rounded` bound the rounding of the products and of the sum. */

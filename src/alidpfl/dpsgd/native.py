@@ -231,6 +231,32 @@ def softmax_gradient(
     return total
 
 
+def softmax_persons(
+    inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor, limit: float
+) -> tuple[Tensor, Tensor]:
+    """Return norms (B,) of persons' gradients, and their clipped sum (classes, features) in double.
+
+    Args:
+        inputs: (n, features) float32.
+        rows: (B, k) rows of the persons.
+        groups: (B,) ascending group numbers. One group is added in float32, groups in double.
+        residuals: (B, k, classes) float32, with the records' weights.
+        limit: Largest norm that a person may contribute.
+    """
+    (persons, records, classes), features = residuals.shape, inputs.shape[1]
+    _check_rows(inputs, rows.flatten(), features)
+    _check_contiguous(rows, torch.int64, persons * records)
+    _check_contiguous(groups, torch.int64, persons)
+    _check_contiguous(residuals, torch.float32, persons * records * classes)
+    total = torch.zeros(classes, features, dtype=torch.float64)
+    norms = torch.empty(persons, dtype=torch.float64)
+    gradients = 2 * classes * (features + 3 * _LONGEST_VECTOR)
+    scratch = torch.zeros(gradients + 2 * records * _LONGEST_VECTOR, dtype=torch.float32)
+    shape = (persons * records, records, features, classes)
+    _call("softmax_persons", shape, inputs, rows, groups, residuals, float(limit), scratch, total, norms)
+    return norms, total
+
+
 def clip_persons(
     products: Tensor, residuals: Tensor, features: int, *, largest_input: float, limit: float
 ) -> Tensor:
@@ -247,9 +273,9 @@ def clip_persons(
     _check_contiguous(products, torch.float64, batch * records * records)
     _check_contiguous(residuals, torch.float32, batch * records * classes)
     norms = torch.empty(batch, dtype=torch.float64)
-    # Products are rounded up to twelve times in float32, and twice that is counted in. A person's sum in float32 rounds each
+    # Products are rounded up to twelve times in float32. A person's sum in float32 rounds each
     # term at most k + 4 times, with its factors.
-    terms, rounded = 2 * _TERMS_IN_FLOAT * 2.0**-24 + (features + classes) * 2.0**-52, (records + 4) * 2.0**-24
+    terms, rounded = (_TERMS_IN_FLOAT + 1) * 2.0**-24 + (features + classes) * 2.0**-52, (records + 4) * 2.0**-24
     shape = (batch * records, records, features, classes)
     _call("clip_persons", shape, products, terms, rounded, largest_input**2, float(limit), residuals, norms)
     return norms
