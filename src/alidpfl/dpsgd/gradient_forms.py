@@ -136,7 +136,7 @@ class Bilinear:
 
 @dataclass(frozen=True, kw_only=True)
 class Orthogonal:
-    """Gradients of persons as sums of k outer products each, in which no terms cancel.
+    """Gradients of persons as sums of k outer products each, in which no terms cancel. All values are finite.
 
     The records of a person may cancel. In a float32 sum the rounding of their terms could then exceed the person's
     clipped gradient. So `orthogonal` rewrites the sum of k outer products as another sum of k outer products
@@ -157,9 +157,8 @@ class Orthogonal:
         """Return one matrix product over all terms of all persons."""
         # The factor goes to the values: their product is at most the clip norm. A direction times a factor of 1e-36
         # could be denormal.
-        values = finite(self.values)
-        values.mul_(_column(weights, values))
-        left, right = finite(self.directions).flatten(0, 1), values.flatten(0, 1)
+        values = self.values * _column(weights, self.values)
+        left, right = self.directions.flatten(0, 1), values.flatten(0, 1)
         return right.mT @ left if self.is_transposed else left.mT @ right
 
 
@@ -191,7 +190,8 @@ def _orthogonal(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     factors = shares.to(wide.dtype)
     for r in range(wide.shape[1]):
         values[:, : r + 1] += factors[:, r, : r + 1, None] * wide[:, r, None]
-    return directions, values, _norms_of_products(directions, squared_norms(values))
+    squared = _norms_of_products(directions, squared_norms(values))
+    return finite(directions), finite(values), squared
 
 
 def _norms_of_products(directions: Tensor, squared_values: Tensor) -> Tensor:

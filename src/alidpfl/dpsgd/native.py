@@ -206,9 +206,7 @@ def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor, records: int =
     return scores, products
 
 
-def softmax_gradient(
-    inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor, records: int = 1
-) -> Tensor:
+def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor, records: int = 1) -> Tensor:
     """Return the sum over a batch of residuals times features, (classes, features) in double.
 
     Args:
@@ -225,9 +223,7 @@ def softmax_gradient(
     _check_contiguous(residuals, torch.float32, len(rows) * classes)
     total = torch.zeros(classes, features, dtype=torch.float64)
     scratch = torch.empty(classes * _SOFTMAX_FEATURES + 2 * records * _LONGEST_VECTOR, dtype=torch.float32)
-    _call(
-        "softmax_gradient", (len(rows), records, features, classes), inputs, rows, groups, residuals, scratch, total
-    )
+    _call("softmax_gradient", (len(rows), records, features, classes), inputs, rows, groups, residuals, scratch, total)
     return total
 
 
@@ -257,9 +253,7 @@ def softmax_persons(
     return norms, total
 
 
-def clip_persons(
-    products: Tensor, residuals: Tensor, features: int, *, largest_input: float, limit: float
-) -> Tensor:
+def clip_persons(products: Tensor, residuals: Tensor, features: int, *, largest_input: float, limit: float) -> Tensor:
     """Return the gradient norms (B,) of persons, or a little more. Scale their residuals (B, k, classes) in place.
 
     Args:

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.dpsgd import native
-from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, Rows, Weights, check_clip_norm, check_weights, records_of
+from alidpfl.dpsgd.clipping import (
+    BatchStatistics,
+    ClippedSum,
+    Rows,
+    Weights,
+    check_clip_norm,
+    check_weights,
+    records_of,
+)
 from alidpfl.dpsgd.gradient_forms import (
     LARGEST_INPUT,
     Orthogonal,
