@@ -281,7 +281,7 @@ class PerSampleClipper:
         inputs, targets = pad_rows(inputs, size), pad_rows(targets, size)
         by_row = None if weights is None else pad_rows(weights.flatten().to(self._device), size)
         persons = size // records  # with those of the padding
-        recording = Recording(self._units, self._plan_storage(persons), size, records, by_row)
+        recording = Recording(self._units, self._plan_storage(persons), size, records=records, weights=by_row)
         with padded_linear(self._linear_layers):
             losses = recording.run(lambda: self._losses(inputs, targets))
         limit = clip_norm * self._margin(records)
