@@ -190,7 +190,7 @@ def _orthogonal(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     factors = shares.to(wide.dtype)
     for r in range(wide.shape[1]):
         values[:, : r + 1] += factors[:, r, : r + 1, None] * wide[:, r, None]
-    squared = _norms_of_products(directions, squared_norms(values))
+    squared = _norms_of_products(directions, squared_norms(values.double()))
     return finite(directions), finite(values), squared
 
 
