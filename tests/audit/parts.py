@@ -115,7 +115,8 @@ def nothing_clipped(monkeypatch) -> None:
 def clipped_per_layer(monkeypatch) -> None:
     """Clip every tensor of a record's gradient to C, instead of the whole gradient."""
 
-    def microbatch(self, inputs, targets, clip_norm):
+    def microbatch(self, inputs, targets, clip_norm, weights=None):
+        assert weights is None, "for records, not for persons"
         sums = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.parameters.items()}
         norms, losses = [], []
         for x, y in zip(inputs.split(1), targets.split(1), strict=True):

@@ -23,7 +23,7 @@ def groups(places: list[int], size: int) -> list[tuple[int, ...]]:
     microbatch = clipper._microbatch
     records = torch.tensor(places)
     clipper._trials.before_step = lambda *_, **__: None
-    clipper._microbatch = lambda x, y, c: seen.append(tuple(x.flatten().int().tolist())) or microbatch(x, y, c)
+    clipper._microbatch = lambda x, *rest: seen.append(tuple(x.flatten().int().tolist())) or microbatch(x, *rest)
     x, y = records[:, None].float(), torch.zeros(len(records), dtype=torch.int64)
     found = clipper.clipped_sum(x, y, clip_norm=1.0, seed=0, places=records)
     assert len(found.statistics.norms) == len(places)

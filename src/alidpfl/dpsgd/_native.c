@@ -17,7 +17,8 @@
 /* One convolution, activations in NHWC. A row of the per-sample gradient is a kernel position (ky, kx, input channel);
  * rows with inputs side by side in memory form a "run", so that a tile of rows needs one base pointer only. */
 typedef struct {
-    int64_t batch, sample_size;                       /* floats of one record's input, padding applied */
+    int64_t batch, records;                           /* of each person, 1 at record level: their gradients are added */
+    int64_t sample_size;                              /* floats of one record's input, padding applied */
     int64_t out_height, out_width, channels_out;      /* of the output gradient */
     int64_t runs_y, runs_x, run_length;               /* rows = runs_y * runs_x * run_length */
     int64_t run_step_y, run_step_x;                   /* floats between the inputs of neighbouring runs */
@@ -29,9 +30,15 @@ typedef struct {
 } pool_shape;
 
 typedef struct {
-    int64_t batch, features, width; /* width: classes; for scores, padded to whole vectors */
+    int64_t batch, records, features, width; /* batch: rows; width: classes; for scores, padded to whole vectors */
 } softmax_shape;
-#define SOFTMAX_FEATURES 1024 /* as in native.py */
+typedef struct {
+    int64_t batch, records, narrow, wide;
+} persons_shape;
+#define PARALLEL 1e-9 /* these two as in gradient_forms.py */
+#define TINY 1e-300
+#define SOFTMAX_FEATURES 1024 /* these two as in native.py */
+#define PART 512
 #define NONE 255
 #define LARGEST_NORM 1e30 /* as in gradient_forms.py */
 

@@ -20,6 +20,7 @@ from alidpfl.dpsgd.gradient_forms import (
     SampleGradients,
     Storage,
     Stored,
+    added_by_person,
     finite,
     squared_norms,
     stored,
@@ -30,24 +31,32 @@ _SHORT_RUN = 16  # with fewer floats side by side, copying by kernel rows is slo
 
 
 def conv2d_gradients(
-    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
+    module: nn.Module,
+    names: Sequence[str],
+    inputs: Tensor,
+    grad_output: Tensor,
+    storage: Storage,
+    *,
+    records: int = 1,
 ) -> dict[str, SampleGradients | Deferred]:
     """Apply the rule for Conv2d with any stride, dilation, groups and zero padding. See `layers.LayerRule`."""
     assert isinstance(module, nn.Conv2d)  # noqa: S101
     found: dict[str, SampleGradients | Deferred] = {}
-    grad_nhwc = grad_output.permute(0, 2, 3, 1).contiguous()  # (B, oh, ow, co)
+    grad_nhwc = grad_output.permute(0, 2, 3, 1).contiguous()  # (B k, oh, ow, co)
     if "bias" in names:
-        found["bias"] = stored(grad_nhwc.flatten(1, 2).sum(1))
+        found["bias"] = stored(grad_nhwc.view(len(grad_nhwc) // records, -1, grad_nhwc.shape[3]).sum(1))
     if "weight" in names:
         margins = module._reversed_padding_repeated_twice  # left, right, top, bottom, also for "same" and "valid"
         padded = F.pad(inputs, margins) if any(margins) else inputs
         if storage is Storage.DEFER:
-            found["weight"] = _deferred(module, padded, grad_nhwc)
+            found["weight"] = _deferred(module, padded, grad_nhwc, records)
         elif storage is Storage.KEEP:
-            found["weight"] = _written_out(module, padded, grad_nhwc)
+            found["weight"] = _written_out(module, padded, grad_nhwc, records)
         else:
             size = module.weight.numel() * padded.element_size()
-            found["weight"] = Rewritten(padded, grad_nhwc, partial(_written_out, module), size)
+            found["weight"] = Rewritten(
+                padded, grad_nhwc, partial(_written_out, module, records=records), size, records
+            )
     return found
 
 
@@ -61,9 +70,9 @@ def _uses_native(module: nn.Conv2d, tensor: Tensor) -> bool:
     return is_plain and native.serves_convolution(module.out_channels)
 
 
-def _deferred(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor) -> Deferred:
-    inputs = padded.permute(0, 2, 3, 1).contiguous()  # (B, H, W, ci)
-    shape = _native_shape(module, inputs, grad_nhwc)
+def _deferred(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor, records: int = 1) -> Deferred:
+    inputs = padded.permute(0, 2, 3, 1).contiguous()  # (B k, H, W, ci)
+    shape = _native_shape(module, inputs, grad_nhwc, records)
 
     def clipped_sum(other_squared_norms: Tensor, limit: float) -> tuple[Tensor, Tensor]:
         norms, total = native.conv_clipped_sum(shape, inputs, grad_nhwc, other_squared_norms, limit)
@@ -72,18 +81,18 @@ def _deferred(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor) -> Deferred:
     return Deferred(clipped_sum)
 
 
-def _written_out(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor) -> Stored:
+def _written_out(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor, records: int = 1) -> Stored:
     if _uses_native(module, padded):
-        return _by_native_kernel(module, padded, grad_nhwc)
+        return _by_native_kernel(module, padded, grad_nhwc, records)
     run = module.kernel_size[1] * module.in_channels
     if module.groups == 1 and module.stride[0] == 1 and module.dilation[1] == 1 and run >= _SHORT_RUN:
-        return _by_kernel_rows(module, padded, grad_nhwc)
-    return _by_patches(module, padded, grad_nhwc)
+        return _by_kernel_rows(module, padded, grad_nhwc, records)
+    return _by_patches(module, padded, grad_nhwc, records)
 
 
-def _by_native_kernel(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor) -> Stored:
-    inputs = padded.permute(0, 2, 3, 1).contiguous()  # (B, H, W, ci)
-    shape = _native_shape(module, inputs, grad_nhwc)
+def _by_native_kernel(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor, records: int = 1) -> Stored:
+    inputs = padded.permute(0, 2, 3, 1).contiguous()  # (B k, H, W, ci)
+    shape = _native_shape(module, inputs, grad_nhwc, records)
     values, squared = native.conv_gradients(shape, inputs, grad_nhwc)  # (B, kh kw ci, co)
     values = values.flatten(1).unsqueeze(0)
     return Stored(values=values, squared_norms=squared, to_parameter=partial(_from_native, module))
@@ -93,12 +102,13 @@ def _from_native(module: nn.Conv2d, total: Tensor) -> Tensor:
     return total.view(*module.kernel_size, module.in_channels, -1).permute(3, 2, 0, 1)
 
 
-def _native_shape(module: nn.Conv2d, inputs: Tensor, grad_nhwc: Tensor) -> native.ConvShape:
-    batch, height, width, channels_in = inputs.shape
+def _native_shape(module: nn.Conv2d, inputs: Tensor, grad_nhwc: Tensor, records: int) -> native.ConvShape:
+    rows, height, width, channels_in = inputs.shape
     (kernel_height, kernel_width), (dilation_y, dilation_x) = module.kernel_size, module.dilation
     dense = dilation_x == 1  # then a kernel row reads kw * ci inputs side by side
     return native.ConvShape(
-        batch=batch,
+        batch=rows // records,
+        records=records,
         sample_size=height * width * channels_in,
         out_height=grad_nhwc.shape[1],
         out_width=grad_nhwc.shape[2],
@@ -113,7 +123,7 @@ def _native_shape(module: nn.Conv2d, inputs: Tensor, grad_nhwc: Tensor) -> nativ
     )
 
 
-def _by_kernel_rows(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor) -> Stored:
+def _by_kernel_rows(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor, records: int = 1) -> Stored:
     """Use the fast layout, for convolutions with many channels.
 
     For every input row, copy the windows that the kernel's columns see. Kernel row ky is then a slice of the copy. So
@@ -122,19 +132,22 @@ def _by_kernel_rows(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor) -> Sto
     (height, width), channels_in = module.kernel_size, module.in_channels
     inputs = padded.permute(0, 2, 3, 1).contiguous()  # (B, H, W, ci)
     by_record, by_row, by_column, _ = inputs.stride()
-    batch, _, out_width, channels_out = grad_nhwc.shape
-    all_grads = grad_nhwc.flatten(1, 2)  # (B, L, co)
-    all_windows = inputs.as_strided(  # (B, H, ow, kw ci)
+    rows, _, out_width, channels_out = grad_nhwc.shape
+    batch = rows // records
+    all_grads = grad_nhwc.flatten(1, 2)  # (B k, L, co)
+    all_windows = inputs.as_strided(  # (B k, H, ow, kw ci)
         (*inputs.shape[:2], out_width, width * channels_in), (by_record, by_row, module.stride[1] * by_column, 1)
     )
     values = grad_nhwc.new_empty(height, batch, channels_out, width * channels_in)
     squared = grad_nhwc.new_empty(batch, dtype=torch.float64)
-    for part in _chunks(batch, all_windows[0].nbytes, 3 * SCRATCH_BYTES):
-        windows = all_windows[part].flatten(1, 2)  # (b, H ow, kw ci): flatten copies
-        grads = all_grads[part].mT.contiguous()  # (b, co, L): the product is half as fast on the other layout
+    for part in _chunks(batch, records * all_windows[0].nbytes, 3 * SCRATCH_BYTES):
+        those = slice(part.start * records, part.stop * records)
+        windows = all_windows[those].flatten(1, 2)  # (b k, H ow, kw ci): flatten copies
+        grads = all_grads[those].mT.contiguous()  # (b k, co, L): the product is half as fast on the other layout
         for ky, gradients in enumerate(values[:, part]):
             first = ky * module.dilation[0] * out_width
-            gradients.copy_(padded_bmm(grads, windows[:, first : first + grads.shape[2]]))
+            products = padded_bmm(grads, windows[:, first : first + grads.shape[2]])
+            gradients.copy_(added_by_person(products, records))
         squared[part] = _added(squared_norms(values[:, part].flatten(2)))  # while they are in the cache
         values[:, part].copy_(finite(values[:, part]))
 
@@ -152,30 +165,32 @@ def _added(rows: Tensor) -> Tensor:
     return total
 
 
-def _by_patches(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor) -> Stored:
-    """Use the general layout: copy all patches, then compute one product for each record and group."""
-    inputs = padded.contiguous()  # (B, C, H, W)
-    batch, groups, channels_in, rows = len(inputs), module.groups, module.weight.shape[1], module.weight[0].numel()
+def _by_patches(module: nn.Conv2d, padded: Tensor, grad_nhwc: Tensor, records: int = 1) -> Stored:
+    """Use the general layout: copy all patches, then compute one product for each record (or person) and group."""
+    inputs = padded.contiguous()  # (B k, C, H, W)
+    batch, groups = len(inputs) // records, module.groups
+    channels_in, size = module.weight.shape[1], module.weight[0].numel()
     _, out_height, out_width, channels_out = grad_nhwc.shape
     by_record, by_channel, by_row, by_column = inputs.stride()
     patches = inputs.as_strided(
-        (batch, groups, channels_in, *module.kernel_size, out_height, out_width),
+        (batch, groups, channels_in, *module.kernel_size, records, out_height, out_width),
         (
-            *(by_record, channels_in * by_channel, by_channel),
+            *(records * by_record, channels_in * by_channel, by_channel),
             *(module.dilation[0] * by_row, module.dilation[1] * by_column),
-            *(module.stride[0] * by_row, module.stride[1] * by_column),
+            *(by_record, module.stride[0] * by_row, module.stride[1] * by_column),
         ),
     )
-    grads = grad_nhwc.view(batch, out_height * out_width, groups, channels_out // groups).transpose(1, 2)
-    values = grads.new_empty(batch, groups, rows, channels_out // groups)
+    positions = records * out_height * out_width  # of a person, in all its records
+    grads = grad_nhwc.view(batch, positions, groups, channels_out // groups).transpose(1, 2)
+    values = grads.new_empty(batch, groups, size, channels_out // groups)
     for part in _chunks(batch, patches[0].numel() * patches.element_size(), SCRATCH_BYTES):
-        copied = patches[part].reshape(-1, rows, out_height * out_width)  # (b G, rows, L)
+        copied = patches[part].reshape(-1, size, positions)  # (b G, size, k L)
         values[part].flatten(0, 1).copy_(padded_bmm(copied, grads[part].flatten(0, 1)))
 
     def to_parameter(total: Tensor) -> Tensor:
-        return total.view(groups, rows, -1).mT.reshape(module.weight.shape)
+        return total.view(groups, size, -1).mT.reshape(module.weight.shape)
 
-    slabs = values.flatten(1).unsqueeze(0)  # (1, B, co rows)
+    slabs = values.flatten(1).unsqueeze(0)  # (1, B, co size)
     squared = squared_norms(slabs).sum(0)
     return Stored(values=finite(slabs), squared_norms=squared, to_parameter=to_parameter)
 

@@ -7,6 +7,9 @@ never computed. Everything here is private: nothing of it may leave the client w
 A record with a gradient that is not finite or too large is dropped: its factor is 0. A factor of 0 does not remove NaN,
 so every value that a factor multiplies is made finite first. This is done for all records, in the same operations
 whether or not one is dropped: the time of a step must not tell.
+
+At person level the gradients are those of persons. A person has k records, which follow one another in the batch, and
+its gradient is the sum of theirs. Their weights are in the output gradients already. "Record" then means person.
 """
 
 from collections.abc import Callable
@@ -17,10 +20,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from alidpfl.dpsgd import native
+from alidpfl.dpsgd.padding import padded_gram
+
 SCRATCH_BYTES = 1 << 20  # size of the pieces in which copies are made, so that they stay in the cache
 LARGEST_NORM = 1e30  # above it, a clip factor would be a denormal number, which is not precise; see also _native.c
 _EXACT_LENGTH = 256  # float32 sums of this many squares are right to 2e-7 for all values; longer sums may drift
-_LARGEST_INPUT = 1e20  # above it, the weighted gradient would be denormal: off by up to half of itself
+_PARALLEL = 1e-9  # rows count as parallel if one differs by less: float32 products would differ by sixty times that
+_TINY = 1e-300  # in place of a length of zero
+LARGEST_INPUT = 1e20  # above it, the weighted gradient would be denormal: off by up to half of itself
 
 
 class Storage(Enum):
@@ -63,7 +71,7 @@ def precise(squared: Tensor, squared_inputs: Tensor) -> Tensor:
     ordinary number. But the gradient times its clip factor would be denormal, and its rounding error times 1e38 would
     exceed the clip norm.
     """
-    return squared / (squared_inputs <= _LARGEST_INPUT**2)  # divided by 0, also where NaN: inf or NaN, which is dropped
+    return squared / (squared_inputs <= LARGEST_INPUT**2)  # divided by 0, also where NaN: inf or NaN, which is dropped
 
 
 def finite(tensor: Tensor) -> Tensor:
@@ -74,6 +82,11 @@ def finite(tensor: Tensor) -> Tensor:
 def _column(values: Tensor, like: Tensor) -> Tensor:
     """Reshape (B,) to (B, 1, ...) with as many dimensions as `like`."""
     return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def added_by_person(rows: Tensor, records: int) -> Tensor:
+    """Add (B k, ...) over the k records of each person, to (B, ...)."""
+    return rows if records == 1 else rows.unflatten(0, (-1, records)).sum(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +134,95 @@ class Bilinear:
         return self.form(finite(self.inputs), grad_output.mul_(_column(weights, grad_output)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Orthogonal:
+    """Gradients of persons as sums of k outer products each, in which no terms cancel. All values are finite.
+
+    The records of a person may cancel. In a float32 sum the rounding of their terms could then exceed the person's
+    clipped gradient. So `orthogonal` rewrites the sum of k outer products as another sum of k outer products
+    `directions` (B, k, n) times `values` (B, k, m), with directions at right angles. The norms of these terms add up to
+    at most √k times the gradient's norm.
+
+    This does not rest on how precise the directions are. `squared_norms` are bounds for the very numbers that are
+    summed: docs/explanation/floating-point.md.
+    """
+
+    directions: Tensor
+    values: Tensor
+    squared_norms: Tensor
+    is_transposed: bool
+    """Whether the parameter is (m, n): its rows are those of `values`."""
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Return one matrix product over all terms of all persons."""
+        # The factor goes to the values: their product is at most the clip norm. A direction times a factor of 1e-36
+        # could be denormal.
+        values = self.values * _column(weights, self.values)
+        left, right = self.directions.flatten(0, 1), values.flatten(0, 1)
+        return right.mT @ left if self.is_transposed else left.mT @ right
+
+
+def orthogonal(narrow: Tensor, wide: Tensor, *, is_transposed: bool) -> Orthogonal:
+    """Rewrite the outer products of rows (B, k, n) and (B, k, m), summed over k. It is fastest with n <= m."""
+    if native.is_available() and narrow.dtype == torch.float32 and narrow.device.type == "cpu":
+        directions, values, squared = native.orthogonal(narrow.contiguous(), wide.contiguous())
+    else:
+        directions, values, squared = _orthogonal(narrow, wide)
+    return Orthogonal(directions=directions, values=values, squared_norms=squared, is_transposed=is_transposed)
+
+
+def _orthogonal(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return directions and values (see `Orthogonal`) and the squared norms, or a little more, never less.
+
+    Gram-Schmidt in double, without a branch on values: a row that the rows before it span has the direction 0. All
+    operations but the last treat each person alone, so that no bit depends on the other persons.
+    """
+    left = narrow.double()  # of each row, what the directions so far do not span
+    directions, values = torch.empty_like(narrow), torch.zeros_like(wide)
+    shares = left.new_zeros(*left.shape[:2], left.shape[1])  # (B, k, k) row = sum of shares times directions
+    least = _PARALLEL * torch.linalg.vector_norm(left, dim=2)
+    for r in range(left.shape[1]):
+        length = torch.linalg.vector_norm(left[:, r], dim=1)
+        direction = left[:, r] * ((length > least[:, r]) / length.clamp_min(_TINY))[:, None]
+        share = (left[:, r:] * direction[:, None]).sum(2)
+        left[:, r + 1 :] -= share[:, 1:, None] * direction[:, None]
+        directions[:, r], shares[:, r:, r] = direction, share
+    factors = shares.to(wide.dtype)
+    for r in range(wide.shape[1]):
+        values[:, : r + 1] += factors[:, r, : r + 1, None] * wide[:, r, None]
+    squared = _norms_of_products(directions, squared_norms(values.double()))
+    return finite(directions), finite(values), squared
+
+
+def _norms_of_products(directions: Tensor, squared_values: Tensor) -> Tensor:
+    """Return a bound of |sum_r q_r v_rᵀ|²: the sum of |<q_r, q_s>| |v_r| |v_s|. No terms of it cancel."""
+    products, lengths = padded_gram(directions.double()).abs_(), squared_values.sqrt()
+    return (products * lengths[:, :, None] * lengths[:, None]).sum(2).sum(1)
+
+
+def gram_norms(products: Tensor, lengths: Tensor, grad_output: Tensor, width: int) -> Tensor:
+    """Return |sum_t g_t a_t^T|^2 = sum_ts <a_t, a_s> <g_t, g_s> (Li et al. 2022), or a little more, never less.
+
+    The terms of a hostile record may cancel to any degree. A norm that comes out too small would let the record exceed
+    the clip norm. So twice the largest rounding error is added, for each of two errors:
+
+    - In double, with S = sum_t |a_t| |g_t|, n terms in both products and twice T in the sums, rounding moves the result
+      by at most (n + 2 T + 8) 2^-53 S^2, in any order of addition.
+    - The weighted sum adds single-precision multiples of the g_t. Each is off by 2^-24 of itself, and all together by
+      2^-24 S.
+
+    In double, `products` (B, T, T) are <a_t, a_s>, and `lengths` (B, T) are |a_t|. `grad_output` (B, T, p) are the g_t.
+    `width` is the length of a_t, or 0 if `products` are exact.
+    """
+    grads = grad_output.double()
+    _, positions, width_out = grads.shape
+    gram = padded_gram(grads) * products  # (B, T, T)
+    total = (lengths * squared_norms(grads).sqrt_()).sum(1)  # (B,) S
+    terms = width + width_out + 2 * positions + 8
+    squared = gram.sum(2).sum(1).clamp_min_(0) + terms * 2.0**-52 * total.square()
+    return (squared.sqrt_() + 2.0**-23 * total).square_()
+
+
 class Rewritten:
     """Gradients written out a few records at a time, once for the norms and once more for the weighted sum.
 
@@ -128,7 +230,12 @@ class Rewritten:
     """
 
     def __init__(
-        self, inputs: Tensor, grad_output: Tensor, write_out: Callable[[Tensor, Tensor], Stored], bytes_per_record: int
+        self,
+        inputs: Tensor,
+        grad_output: Tensor,
+        write_out: Callable[[Tensor, Tensor], Stored],
+        bytes_per_record: int,
+        rows: int = 1,
     ) -> None:
         """Write the gradients out for their norms.
 
@@ -137,9 +244,10 @@ class Rewritten:
             grad_output: what came back from its output, a row for each record.
             write_out: writes out the gradients of some records, from their rows of both.
             bytes_per_record: memory of one record's gradients.
+            rows: rows for each record: more than one if it is a person.
         """
         at_once = max(1, SCRATCH_BYTES // bytes_per_record)
-        self._pieces = list(zip(inputs.split(at_once), grad_output.split(at_once), strict=True))
+        self._pieces = list(zip(inputs.split(at_once * rows), grad_output.split(at_once * rows), strict=True))
         self._write_out, self._at_once = write_out, at_once
         self.squared_norms = torch.cat([write_out(x, g).squared_norms for x, g in self._pieces])
 

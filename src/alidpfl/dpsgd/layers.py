@@ -1,6 +1,7 @@
 """Rules for per-sample gradients: one for each type of layer, and torch.func.vmap for all other modules."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,9 @@ from alidpfl.dpsgd.gradient_forms import (
     SampleGradients,
     Storage,
     Stored,
+    added_by_person,
+    gram_norms,
+    orthogonal,
     precise,
     squared_norms,
     stored,
@@ -22,21 +26,41 @@ from alidpfl.dpsgd.gradient_forms import (
 from alidpfl.dpsgd.padding import padded_bmm, padded_gram
 from alidpfl.errors import UnsupportedModelError
 
-LayerRule = Callable[[nn.Module, Sequence[str], Tensor, Tensor, Storage], dict[str, SampleGradients | Deferred]]
-"""Computes a layer's per-sample gradients, by parameter name.
 
-It takes the layer, the names of its trained parameters, the layer's input (B, ...), the gradient of the loss with
-respect to its output (B, ...), and what to do with gradients that must be written out.
-"""
+class LayerRule(Protocol):
+    """Computes a layer's per-sample gradients, by parameter name.
+
+    It takes the layer, the names of its trained parameters, the layer's input (B k, ...), the gradient of the loss with
+    respect to its output (B k, ...), what to do with gradients that must be written out, and k: 1, or the number of
+    records of each of B persons. A person's records follow one another, and their gradients are added.
+    """
+
+    def __call__(
+        self,
+        module: nn.Module,
+        names: Sequence[str],
+        inputs: Tensor,
+        grad_output: Tensor,
+        storage: Storage,
+        *,
+        records: int = 1,
+    ) -> dict[str, SampleGradients | Deferred]:
+        """Return the gradients by parameter name."""
 
 
 def linear_gradients(
-    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
+    module: nn.Module,
+    names: Sequence[str],
+    inputs: Tensor,
+    grad_output: Tensor,
+    storage: Storage,
+    *,
+    records: int = 1,
 ) -> dict[str, SampleGradients | Deferred]:
-    """Apply the rule for Linear on (B, d) or (B, ..., d). Positions in between are summed over. See `LayerRule`."""
+    """Apply the rule for Linear on (B k, d) or (B k, ..., d). Positions in between are summed over. See `LayerRule`."""
     del module
     found: dict[str, SampleGradients | Deferred] = {}
-    if inputs.dim() == 2:  # noqa: PLR2004
+    if inputs.dim() == 2 and records == 1:  # noqa: PLR2004
         # In double: a tiny factor must not underflow before a huge one multiplies it.
         squared = squared_norms(grad_output.double())
         if "bias" in names:
@@ -51,11 +75,13 @@ def linear_gradients(
                 form=_outer,
             )
         return found
-    inputs, grad_output = (t.reshape(len(t), -1, t.shape[-1]) for t in (inputs, grad_output))  # (B, T, d), (B, T, p)
+    weight_rule = _sequence_weight if inputs.dim() > 2 else _person_weight  # noqa: PLR2004
+    # The records of a person are as many positions more: (B, k T, d), (B, k T, p).
+    inputs, grad_output = (t.reshape(len(t) // records, -1, t.shape[-1]) for t in (inputs, grad_output))
     if "bias" in names:
         found["bias"] = stored(grad_output.sum(1))
     if "weight" in names:
-        found["weight"] = _sequence_weight(inputs, grad_output, storage)
+        found["weight"] = weight_rule(inputs, grad_output, storage, records)
     return found
 
 
@@ -67,70 +93,92 @@ def _outer_in_double(inputs: Tensor, grad_output: Tensor) -> Tensor:
     return _outer(*(t.flatten(0, 1).double() for t in (inputs, grad_output))).to(inputs.dtype)  # (p, B T) @ (B T, d)
 
 
-def _sequence_weight(inputs: Tensor, grad_output: Tensor, storage: Storage) -> SampleGradients:
+def _person_weight(inputs: Tensor, grad_output: Tensor, storage: Storage, records: int) -> SampleGradients:
+    """Return the gradients of persons with k records each: inputs (B, k, d) and output gradients (B, k, p)."""
+    width_in, width_out = inputs.shape[2], grad_output.shape[2]
+    if records > min(width_in, width_out):  # then it is no more than the records, and often less
+        return _write_out(inputs, grad_output, storage)
+    if width_in < width_out:
+        return orthogonal(inputs, grad_output, is_transposed=True)
+    return orthogonal(grad_output, inputs, is_transposed=False)
+
+
+def _sequence_weight(inputs: Tensor, grad_output: Tensor, storage: Storage, records: int) -> SampleGradients:
     _, positions, width_in = inputs.shape
     width_out = grad_output.shape[2]
-    if positions * (width_in + width_out) < width_in * width_out:  # cheaper than writing them out
+    if not _is_cheaper_in_factors(positions, width_in, width_out):
+        return _write_out(inputs, grad_output, storage)
+
+    def squared_norms_of(inputs: Tensor, grad_output: Tensor) -> Tensor:
         wide = inputs.double()
         squared_lengths = squared_norms(wide)
-        squared = _gram_norms(padded_gram(wide), squared_lengths.sqrt(), grad_output, width_in)
-        squared = precise(squared, squared_lengths.sum(1))
-        return Bilinear(inputs=inputs, grad_output=grad_output, squared_norms=squared, form=_outer_in_double)
+        squared = gram_norms(padded_gram(wide), squared_lengths.sqrt(), grad_output, width_in)
+        return precise(squared, squared_lengths.sum(1))
+
+    squared = _in_pieces(squared_norms_of, records, inputs, grad_output)
+    return Bilinear(inputs=inputs, grad_output=grad_output, squared_norms=squared, form=_outer_in_double)
+
+
+def _is_cheaper_in_factors(positions: int, width_in: int, width_out: int) -> bool:
+    """Return whether inputs and output gradients at all positions are fewer numbers than the gradient itself."""
+    return positions * (width_in + width_out) < width_in * width_out
+
+
+def _in_pieces(norms: Callable[[Tensor, Tensor], Tensor], pieces: int, one: Tensor, other: Tensor) -> Tensor:
+    """Compute norms for a k-th of the persons at a time. Their products take k² times the memory of a record's."""
+    size = max(1, len(one) // pieces)
+    return torch.cat([norms(x, g) for x, g in zip(one.split(size), other.split(size), strict=True)])
+
+
+def _write_out(inputs: Tensor, grad_output: Tensor, storage: Storage) -> SampleGradients:
     if storage is Storage.KEEP:
         return _write_sequence_weight(inputs, grad_output)
-    return Rewritten(inputs, grad_output, _write_sequence_weight, width_in * width_out * inputs.element_size())
+    size = inputs.shape[2] * grad_output.shape[2] * inputs.element_size()
+    return Rewritten(inputs, grad_output, _write_sequence_weight, size)
 
 
 def _write_sequence_weight(inputs: Tensor, grad_output: Tensor) -> Stored:
     return stored(padded_bmm(grad_output.mT, inputs))  # (B, p, d)
 
 
-def _gram_norms(products: Tensor, lengths: Tensor, grad_output: Tensor, width: int) -> Tensor:
-    """Return |sum_t g_t a_t^T|^2 = sum_ts <a_t, a_s> <g_t, g_s> (Li et al. 2022), or a little more, never less.
-
-    The terms of a hostile record may cancel to any degree. A norm that comes out too small would let the record exceed
-    the clip norm. So twice the largest rounding error is added, for each of two errors:
-
-    - In double, with S = sum_t |a_t| |g_t|, n terms in both products and twice T in the sums, rounding moves the result
-      by at most (n + 2 T + 8) 2^-53 S^2, in any order of addition.
-    - The weighted sum adds single-precision multiples of the g_t. Each is off by 2^-24 of itself, and all together by
-      2^-24 S.
-
-    In double, `products` (B, T, T) are <a_t, a_s>, and `lengths` (B, T) are |a_t|. `grad_output` (B, T, p) are the g_t.
-    `width` is the length of a_t, or 0 if `products` are exact.
-    """
-    grads = grad_output.double()
-    _, positions, width_out = grads.shape
-    gram = padded_gram(grads) * products  # (B, T, T)
-    total = (lengths * squared_norms(grads).sqrt_()).sum(1)  # (B,) S
-    terms = width + width_out + 2 * positions + 8
-    squared = gram.sum(2).sum(1).clamp_min_(0) + terms * 2.0**-52 * total.square()
-    return (squared.sqrt_() + 2.0**-23 * total).square_()
-
-
 def embedding_gradients(
-    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
+    module: nn.Module,
+    names: Sequence[str],
+    inputs: Tensor,
+    grad_output: Tensor,
+    storage: Storage,
+    *,
+    records: int = 1,
 ) -> dict[str, SampleGradients | Deferred]:
     """Apply the rule for Embedding, see `LayerRule`. A mask of equal tokens adds up the gradients of repeated ones."""
     del names, storage
     assert isinstance(module, nn.Embedding)  # noqa: S101
-    tokens = inputs.reshape(inputs.shape[0], -1)  # (B, T)
+    tokens = inputs.reshape(len(inputs) // records, -1)  # (B, T), or (B, k T)
     grads = grad_output.reshape(*tokens.shape, -1)  # (B, T, d)
     if module.padding_idx is not None:
         grads = grads * (tokens != module.padding_idx).unsqueeze(-1)
-    equal = (tokens.unsqueeze(1) == tokens.unsqueeze(2)).double()  # (B, T, T) products of one-hot rows
-    squared = _gram_norms(equal, torch.ones_like(tokens, dtype=torch.float64), grads, 0)
     size = module.weight.shape
+
+    def squared_norms_of(tokens: Tensor, grads: Tensor) -> Tensor:
+        equal = (tokens.unsqueeze(1) == tokens.unsqueeze(2)).double()  # (B, T, T) products of one-hot rows
+        return gram_norms(equal, torch.ones_like(tokens, dtype=torch.float64), grads, 0)
 
     def add_rows(tokens: Tensor, grads: Tensor) -> Tensor:
         rows = grads.flatten(0, 1).double()
         return rows.new_zeros(size).index_add_(0, tokens.flatten(), rows).to(grads.dtype)
 
+    squared = _in_pieces(squared_norms_of, records, tokens, grads)
     return {"weight": Bilinear(inputs=tokens, grad_output=grads, squared_norms=squared, form=add_rows)}
 
 
 def norm_gradients(
-    module: nn.Module, names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage
+    module: nn.Module,
+    names: Sequence[str],
+    inputs: Tensor,
+    grad_output: Tensor,
+    storage: Storage,
+    *,
+    records: int = 1,
 ) -> dict[str, SampleGradients | Deferred]:
     """Apply the rule for GroupNorm and LayerNorm: one small vector for each record. See `LayerRule`."""
     del storage
@@ -142,7 +190,8 @@ def norm_gradients(
         normalised = F.layer_norm(inputs, module.normalized_shape, eps=module.eps)
         summed = tuple(range(1, inputs.dim() - len(module.normalized_shape)))
     per_sample = {"weight": grad_output * normalised, "bias": grad_output}
-    return {name: stored(per_sample[name].sum(summed) if summed else per_sample[name]) for name in names}
+    each = ((name, per_sample[name].sum(summed) if summed else per_sample[name]) for name in names)
+    return {name: stored(added_by_person(gradients, records)) for name, gradients in each}
 
 
 RULES: dict[type[nn.Module], LayerRule] = {
@@ -160,15 +209,21 @@ def has_rule(module: nn.Module) -> bool:
 
 
 def vmap_gradients(
-    module: nn.Module, names: Sequence[str], inputs: tuple[Tensor, ...], grad_outputs: tuple[Tensor, ...]
+    module: nn.Module,
+    names: Sequence[str],
+    inputs: tuple[Tensor, ...],
+    grad_outputs: tuple[Tensor, ...],
+    *,
+    records: int = 1,
 ) -> dict[str, SampleGradients]:
     """Return per-sample gradients of any module, by parameter name. Refuse a module that vmap cannot run.
 
     Args:
         module: The module, with all modules below it.
         names: Its trained parameters.
-        inputs: Its inputs, each (B, ...).
-        grad_outputs: Gradients of the loss with respect to its outputs, each (B, ...).
+        inputs: Its inputs, each (B k, ...).
+        grad_outputs: Gradients of the loss with respect to its outputs, each (B k, ...).
+        records: k, the number of records of a person. Their gradients are added.
     """
     values = {name: module.get_parameter(name).detach() for name in names}
 
@@ -185,4 +240,5 @@ def vmap_gradients(
             f"({str(error).splitlines()[0]}); build it from Linear, Conv2d, Embedding, GroupNorm, LayerNorm and layers "
             "without parameters, keep dropout outside of it, or freeze it"
         ) from error
-    return {name: stored(found.pop(name)) for name in names}  # popped, so that only one is in memory twice
+    # Popped, so that only one is in memory twice.
+    return {name: stored(added_by_person(found.pop(name), records)) for name in names}

@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 
 _SUFFIX_AND_LANES = {2: ("avx512", 16), 1: ("avx2", 8), 0: ("portable", 4)}
+_LONGEST_VECTOR = 16
+_TERMS_IN_FLOAT = 12
+_PART = 512
 _SOFTMAX_FEATURES = 1024  # features that the kernel takes at a time, the size of its scratch; see _native.c
 _switched_off: ContextVar[bool] = ContextVar("alidpfl_native_switched_off", default=False)
 
@@ -27,6 +30,7 @@ class ConvShape(NamedTuple):
     """The C struct `conv_shape`, field by field; see _native.c."""
 
     batch: int
+    records: int
     sample_size: int
     out_height: int
     out_width: int
@@ -105,7 +109,8 @@ def serves_convolution(channels_out: int) -> bool:
 def conv_gradients(shape: ConvShape, inputs: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     """Return per-sample weight gradients (batch, rows, channels out) and squared norms (batch,) from NHWC data.
 
-    Gradients are made finite, as by `gradient_forms.finite`, after their norms are taken.
+    With `shape.records` = k above 1, they are the gradients of persons, each the sum over k records in a row. Gradients
+    are made finite, as by `gradient_forms.finite`, after their norms are taken.
     """
     _check_convolution(shape, inputs, grad_output)
     weights = torch.empty(shape.batch, shape.rows, shape.channels_out, dtype=torch.float32)
@@ -121,10 +126,10 @@ def conv_clipped_sum(
 
     Args:
         shape: Sizes and steps of the convolution.
-        inputs: (B, H, W, channels in) float32.
-        grad_output: (B, out height, out width, channels out) float32.
+        inputs: (B k, H, W, channels in) float32, with k = shape.records.
+        grad_output: (B k, out height, out width, channels out) float32.
         other_squared_norms: (B,) squared norms over all other parameters, float64.
-        limit: Largest norm that a record may contribute.
+        limit: Largest norm that a record (or person) may contribute.
     """
     _check_convolution(shape, inputs, grad_output)
     _check_contiguous(other_squared_norms, torch.float64, shape.batch)
@@ -135,9 +140,28 @@ def conv_clipped_sum(
 
 
 def _check_convolution(shape: ConvShape, inputs: Tensor, grad_output: Tensor) -> None:
-    _check_contiguous(inputs, torch.float32, shape.batch * shape.sample_size)
+    images = shape.batch * shape.records
+    _check_contiguous(inputs, torch.float32, images * shape.sample_size)
     positions = shape.out_height * shape.out_width
-    _check_contiguous(grad_output, torch.float32, shape.batch * positions * shape.channels_out)
+    _check_contiguous(grad_output, torch.float32, images * positions * shape.channels_out)
+
+
+def orthogonal(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return finite directions (B, k, n) and values (B, k, m), and squared norms (B,); see `gradient_forms.Orthogonal`.
+
+    Args:
+        narrow: (B, k, n) float32.
+        wide: (B, k, m) float32.
+    """
+    batch, records, short = narrow.shape
+    long = wide.shape[2]
+    _check_contiguous(narrow, torch.float32, batch * records * short)
+    _check_contiguous(wide, torch.float32, batch * records * long)
+    directions, values = torch.empty_like(narrow), torch.empty_like(wide)
+    squared = torch.empty(batch, dtype=torch.float64)
+    scratch = torch.empty(records * (short + records + 2), dtype=torch.float64)
+    _call("orthogonal", (batch, records, short, long), narrow, wide, scratch, directions, values, squared)
+    return directions, values, squared
 
 
 def relu_pool(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,34 +190,90 @@ def softmax_width(classes: int) -> int:
     return -(-classes // lanes) * lanes
 
 
-def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scores (B, width) of rows of inputs (n, features) by weights (features, width), and squared row norms."""
+def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor, records: int = 1) -> tuple[Tensor, Tensor]:
+    """Return scores (B, width) of rows of inputs (n, features) by weights (features, width), and products of the rows.
+
+    The products are the squared norms (B,), or with k records in a row for each person (B / k, k, k).
+    """
     features, width = weights.shape
     _check_rows(inputs, rows, features)
+    _check_persons(rows, records)
     _check_contiguous(weights, torch.float32, features * softmax_width(width))
     scores = torch.empty(len(rows), width, dtype=torch.float32)
-    squared = torch.empty(len(rows), dtype=torch.float64)
-    _call("softmax_scores", (len(rows), features, width), inputs, rows, weights, scores, squared)
-    return scores, squared
+    shape = (len(rows),) if records == 1 else (len(rows) // records, records, records)
+    products = torch.empty(shape, dtype=torch.float64)
+    scratch = torch.empty(records * _PART, dtype=torch.float32)
+    _call("softmax_scores", (len(rows), records, features, width), inputs, rows, weights, scores, scratch, products)
+    return scores, products
 
 
-def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor) -> Tensor:
+def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor, records: int = 1) -> Tensor:
     """Return the sum over a batch of residuals times features, (classes, features) in double.
 
     Args:
         inputs: (n, features) float32. Features that are not finite count as 0.
         rows: (B,) rows of the batch.
-        groups: (B,) ascending group numbers. Rows of one group are added in float32, groups in double.
+        groups: (B / k,) ascending group numbers of the persons. One group is added in float32, groups in double.
         residuals: (B, classes) float32, finite.
+        records: k, the number of rows of each person. They are added first, each person by itself.
     """
     features, classes = inputs.shape[1], residuals.shape[1]
     _check_rows(inputs, rows, features)
-    _check_contiguous(groups, torch.int64, len(rows))
+    _check_persons(rows, records)
+    _check_contiguous(groups, torch.int64, len(rows) // records)
     _check_contiguous(residuals, torch.float32, len(rows) * classes)
     total = torch.zeros(classes, features, dtype=torch.float64)
-    scratch = torch.empty(classes, _SOFTMAX_FEATURES, dtype=torch.float32)
-    _call("softmax_gradient", (len(rows), features, classes), inputs, rows, groups, residuals, scratch, total)
+    scratch = torch.empty(classes * _SOFTMAX_FEATURES + 2 * records * _LONGEST_VECTOR, dtype=torch.float32)
+    _call("softmax_gradient", (len(rows), records, features, classes), inputs, rows, groups, residuals, scratch, total)
     return total
+
+
+def softmax_persons(
+    inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor, limit: float
+) -> tuple[Tensor, Tensor]:
+    """Return norms (B,) of persons' gradients, and their clipped sum (classes, features) in double.
+
+    Args:
+        inputs: (n, features) float32.
+        rows: (B, k) rows of the persons.
+        groups: (B,) ascending group numbers. One group is added in float32, groups in double.
+        residuals: (B, k, classes) float32, with the records' weights.
+        limit: Largest norm that a person may contribute.
+    """
+    (persons, records, classes), features = residuals.shape, inputs.shape[1]
+    _check_rows(inputs, rows.flatten(), features)
+    _check_contiguous(rows, torch.int64, persons * records)
+    _check_contiguous(groups, torch.int64, persons)
+    _check_contiguous(residuals, torch.float32, persons * records * classes)
+    total = torch.zeros(classes, features, dtype=torch.float64)
+    norms = torch.empty(persons, dtype=torch.float64)
+    gradients = 2 * classes * (features + 3 * _LONGEST_VECTOR)
+    scratch = torch.zeros(gradients + 2 * records * _LONGEST_VECTOR, dtype=torch.float32)
+    shape = (persons * records, records, features, classes)
+    _call("softmax_persons", shape, inputs, rows, groups, residuals, float(limit), scratch, total, norms)
+    return norms, total
+
+
+def clip_persons(products: Tensor, residuals: Tensor, features: int, *, largest_input: float, limit: float) -> Tensor:
+    """Return the gradient norms (B,) of persons, or a little more. Scale their residuals (B, k, classes) in place.
+
+    Args:
+        products: (B, k, k) float64: products of the records of a person.
+        residuals: (B, k, classes) float32, with the records' weights. They become finite.
+        features: Length of the records.
+        largest_input: Persons with larger inputs are dropped, all their records together.
+        limit: Largest norm that a person may contribute.
+    """
+    batch, records, classes = residuals.shape
+    _check_contiguous(products, torch.float64, batch * records * records)
+    _check_contiguous(residuals, torch.float32, batch * records * classes)
+    norms = torch.empty(batch, dtype=torch.float64)
+    # Products are rounded up to twelve times in float32. A person's sum in float32 rounds each
+    # term at most k + 4 times, with its factors.
+    terms, rounded = (_TERMS_IN_FLOAT + 1) * 2.0**-24 + (features + classes) * 2.0**-52, (records + 4) * 2.0**-24
+    shape = (batch * records, records, features, classes)
+    _call("clip_persons", shape, products, terms, rounded, largest_input**2, float(limit), residuals, norms)
+    return norms
 
 
 def add_rounded(vector: Tensor, factor: float, largest_square: int, total: Tensor) -> None:
@@ -215,6 +295,11 @@ def _check_rows(inputs: Tensor, rows: Tensor, features: int) -> None:
     _check_contiguous(rows, torch.int64, len(rows))
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(inputs):
         raise IndexError(f"rows must be in 0..{len(inputs) - 1}")
+
+
+def _check_persons(rows: Tensor, records: int) -> None:
+    if records < 1 or len(rows) % records:
+        raise ValueError(f"{len(rows)} rows are no whole number of persons with {records} each")
 
 
 def box_muller(radius: Tensor, angle: Tensor, *, out: Tensor) -> None:

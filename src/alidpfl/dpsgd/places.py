@@ -10,6 +10,8 @@ One record more changes one family, or splits it, and changes the double sums on
 what that changes: docs/explanation/floating-point.md has the proof.
 """
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,18 +24,26 @@ _UNIT = 2.0**-24  # largest relative error of a float32 operation
 _REST = 2e-6  # norms, factors and weighted gradients: 1e-6; double sums of up to 10^8 records: 1e-6
 
 
-def rounding(group_size: int, groups: int) -> float:
+def rounding(group_size: int, groups: int, records: int = 1) -> float:
     """Return how much rounding can add to what one record moves a sum by, as a share of the largest contribution L.
 
     A float32 sum of m vectors of norm up to L is off by at most (m²/2 + 3m/2) 2^-24 L, in any order of addition. One
     record more changes this error in the groups of one family, from one such value to another.
 
+    At person level a group adds m / k persons of k terms each. The terms of a person have norms of at most √k L
+    together (see `gradient_forms.Orthogonal`). Each of the m terms is rounded at most m + 2 times.
+
     Args:
         group_size: m, the most records that are added in float32.
         groups: The most groups in a family.
+        records: k, the records of a person, or 1 at record level.
     """
-    once = (group_size**2 + 3 * group_size) * groups + 2
-    return once * _UNIT * (1 + 2 * group_size * _UNIT) + _REST
+    if records == 1:
+        once = (group_size**2 + 3 * group_size) * groups + 2.0
+        return once * _UNIT * (1 + 2 * group_size * _UNIT) + _REST
+    group_size = max(group_size, records)
+    of_groups, of_one = (size * (size + 2) / math.sqrt(records) for size in (group_size, records))
+    return (2 * of_groups * groups + 2 * of_one) * _UNIT * (1 + 2 * group_size * _UNIT) + _REST
 
 
 def checked_places(places: Tensor | None, rows: Tensor | None, batch_size: int) -> Tensor:

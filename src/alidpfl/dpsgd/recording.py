@@ -74,9 +74,27 @@ class _Tap(torch.autograd.Function):
 class Recording:
     """Records one pass by hooks on the units of a model. Afterwards `found` holds the gradients by full name."""
 
-    def __init__(self, units: Sequence[Unit], storage: Mapping[str, Storage], batch_size: int) -> None:
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        storage: Mapping[str, Storage],
+        batch_size: int,
+        *,
+        records: int = 1,
+        weights: Tensor | None = None,
+    ) -> None:
+        """Prepare to record.
+
+        Args:
+            units: The model's units.
+            storage: What to do with each unit's gradients, by its path.
+            batch_size: Records in the batch.
+            records: k, the number of records of a person. Records that are left over belong to nobody.
+            weights: (batch_size,) the records' weights in the gradients of their persons. None means 1.
+        """
         self.found: dict[str, SampleGradients | Deferred] = {}
         self._units, self._storage, self._batch_size = units, storage, batch_size
+        self._records, self._weights = records, weights
         self._anchor = torch.ones((), requires_grad=True, device=units[0].parameters[0].device)
         self._called: set[str] = set()
         self._listening = False
@@ -88,7 +106,8 @@ class Recording:
             values = losses()
             self._listening = False  # vmap will run the modules again
             if values.requires_grad:  # if not, no trained layer reaches the loss, and every gradient is zero
-                torch.autograd.grad(values.sum(), self._anchor, allow_unused=True)
+                total = values.sum() if self._weights is None else values
+                torch.autograd.grad(total, self._anchor, self._weights, allow_unused=True)
         return values.detach()
 
     @contextmanager
@@ -148,14 +167,21 @@ class Recording:
 
     def _record(self, unit: Unit, inputs: tuple[Tensor, ...], grads: tuple[Tensor, ...]) -> None:
         found: Mapping[str, SampleGradients | Deferred]
+        records = self._records
+        inputs, grads = self._of_persons(inputs), self._of_persons(grads)
         with torch.no_grad():
             if unit.has_rule:
                 rule = RULES[type(unit.module)]
-                found = rule(unit.module, unit.names, inputs[0], grads[0], self._storage[unit.path])
+                found = rule(unit.module, unit.names, inputs[0], grads[0], self._storage[unit.path], records=records)
             else:
-                found = vmap_gradients(unit.module, unit.names, inputs, grads)
+                found = vmap_gradients(unit.module, unit.names, inputs, grads, records=records)
         prefix = f"{unit.path}." if unit.path else ""
         self.found.update({prefix + name: gradients for name, gradients in found.items()})
+
+    def _of_persons(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the records of whole persons. Padding may end within a person."""
+        whole = self._batch_size - self._batch_size % self._records
+        return tensors if whole == self._batch_size else tuple(t if t is None else t[:whole] for t in tensors)
 
 
 def _not_batched(unit: Unit, value: object) -> str:
