@@ -131,7 +131,7 @@ def subject_of(config: Config, on_progress: OnProgress | None = None) -> Subject
     dataset = load_data(config, on_progress)
     data = simulation_data(config, dataset)
     if config.has_statistics:
-        dataset, _ = with_statistics(config, dataset, data.clients, None, on_progress)
+        dataset, _ = with_statistics(config, dataset, data, None, on_progress)
         data = simulation_data(config, dataset)
     own, settings = data.clients[0], make_settings(config, shows_private_data=False)
     settings = replace(settings, clients_per_round=None, time_limit=None, traffic_limit=None)

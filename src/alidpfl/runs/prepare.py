@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from alidpfl.config.schema import FEATURE_SETTINGS, Config
 from alidpfl.data import Dataset
@@ -24,7 +24,7 @@ from alidpfl.policies import Policy, heterogeneity_for, make_policy
 from alidpfl.privacy import GaussianRelease, Ledger, PrivacyBudget, noise_multiplier_for
 from alidpfl.registry import METHODS
 from alidpfl.releases.queries import EvaluationQuery
-from alidpfl.runs.data import evaluates_privately, load_data, secret_key, simulation_data
+from alidpfl.runs.data import evaluates_privately, load_data, secret_key, simulation_data, unit_warnings
 from alidpfl.runs.features import Statistics
 from alidpfl.runs.standardise import statistics_bytes, with_statistics
 from alidpfl.simulation import Simulation, SimulationData, Wrap
@@ -84,6 +84,8 @@ class Prepared:
     """Statistics that were released before the first round. They are a part of the model."""
     held_out_key: bytes | None = field(default=None, repr=False)
     """Secret key of the held-out rows of a table. A resumed run needs it."""
+    has_persons: bool = False
+    """True if the data say which records are a person's."""
     repeats_rounds: bool
     """True if a lost round can be run again with the same outcome, so that nothing new is released."""
 
@@ -145,7 +147,7 @@ def prepare(
     task, exchanged = (dataset.input_shape, dataset.num_outputs), 0
     if config.has_statistics:
         exchanged = len(data.clients) * statistics_bytes(config, dataset)
-        dataset, statistics = with_statistics(config, dataset, data.clients, statistics, on_progress)
+        dataset, statistics = with_statistics(config, dataset, data, statistics, on_progress)
         data = simulation_data(config, dataset)
     is_seeded = config.run.randomness == "seeded"
     model = build_model(config, dataset.input_shape, dataset.num_outputs)
@@ -184,8 +186,9 @@ def prepare(
         clients=clients,
         statistics=statistics or {},
         uncovered=(*uncovered, *uncovered_signals(parts.policy, parts.method)),
-        weakness=config.budget.weakness(max(data.sizes)),
-        warnings=(*dataset.warnings, *_warnings(config, data.clients)),
+        weakness=config.budget.weakness(max(data.sizes), config.privacy.unit),
+        warnings=(*dataset.warnings, *unit_warnings(config, dataset), *_warnings(config, data.sizes)),
+        has_persons=dataset.persons is not None,
         encoder=dataset.encoder,
         records=config.data.name,
         randomness=config.run.randomness,
@@ -238,6 +241,7 @@ def uncovered_signals(policy: Policy, method: Method) -> tuple[str, ...]:
 
 def check_choices(config: Config) -> None:
     """Refuse settings that the chosen data set or model does not read, and too few rounds for the statistics."""
+    config.check_unit()
     for (section, key), reader in _READ_BY.items():
         chosen = config.data.name if section == "data" else config.model.name
         is_set = getattr(getattr(config, section), key) != getattr(getattr(Config(), section), key)
@@ -359,13 +363,14 @@ def _heterogeneity(config: Config) -> float:
     return heterogeneity_for(config.data.dirichlet_beta if config.partition == "dirichlet" else None)
 
 
-def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
+def _warnings(config: Config, sizes: Sequence[int]) -> tuple[str, ...]:
     found = []
-    small = small_clients([rows.numpy() for rows in clients], config.privacy.sample_rate)
+    small = small_clients([range(size) for size in sizes], config.privacy.sample_rate)
     if small:
         names = ", ".join(map(str, small[:_SHOWN_CLIENTS])) + (" ..." if len(small) > _SHOWN_CLIENTS else "")
         found.append(
-            f"{len(small)} of {len(clients)} clients expect less than one record in a batch (clients {names}), so "
+            f"{len(small)} of {len(sizes)} clients expect less than one {config.privacy.unit} in a batch (clients "
+            f"{names}), so "
             "their updates are mostly noise; raise privacy.sample_rate or data.min_samples"
         )
     if config.has_private_data and config.run.randomness == "seeded":
@@ -395,4 +400,6 @@ def _fingerprint(data: SimulationData) -> str:
     found.update(data.inputs.contiguous().numpy().data)  # without a copy: these may be gigabytes
     for rows in data.clients:
         found.update(len(rows).to_bytes(8, "little") + rows.numpy().tobytes())
+    for groups in data.groups:
+        found.update(groups.rows.numpy().tobytes() + groups.offsets.numpy().tobytes())
     return found.hexdigest()
