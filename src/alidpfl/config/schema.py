@@ -445,14 +445,14 @@ class Config(_Section):
         if privacy.unit == "record":
             if privacy.max_records is not None:
                 raise ConfigError(
-                    f'privacy.max_records={privacy.max_records} is for privacy.unit="person"; set that too, or leave it '
-                    "out"
+                    f'privacy.max_records={privacy.max_records} is for privacy.unit="person"; set that too, or leave '
+                    "it out"
                 )
             return
         if self.has_features:
             raise ConfigError(
-                f'privacy.unit="person": the statistics of model.name="{model.name}" are of single records; use another '
-                "model, such as compact_cnn"
+                f'privacy.unit="person": the statistics of model.name="{model.name}" are of single records; use '
+                "another model, such as compact_cnn"
             )
         if data.name in DATASETS.shipped and data.name not in _OWN:
             raise ConfigError(

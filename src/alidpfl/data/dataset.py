@@ -285,6 +285,6 @@ def _check_persons(what: str, persons: tuple[Tensor, ...], clients: tuple[Tensor
     for number, (own, rows) in enumerate(zip(persons, clients, strict=True)):
         if own.dtype != torch.int64 or own.shape != rows.shape:
             raise DataError(
-                f"{what}: client {number} has {own.dtype} of shape {tuple(own.shape)}; need torch.int64, one number for "
-                "each of its rows"
+                f"{what}: client {number} has {own.dtype} of shape {tuple(own.shape)}; need torch.int64, one number "
+                "for each of its rows"
             )

@@ -70,7 +70,6 @@ def from_clients(
     name: str = "own",
     num_classes: int | None = None,
     is_synthetic: bool = False,
-    groups: Groups | None = None,
 ) -> Dataset:
     """Return a data set with natural clients. Their records are copied into one pair of tensors.
 
@@ -82,7 +81,6 @@ def from_clients(
         name: the name of the data set in results and errors.
         num_classes: number of classes, for targets that are classes. Default: one more than the largest class.
         is_synthetic: True if a program made the data.
-        groups: the person of each record, by client. None if the data do not say.
 
     Raises:
         DataError: the records of a client cannot be made into tensors, or do not fit those of the others.
@@ -117,7 +115,6 @@ def from_clients(
         shown=(_CLASSES_SHOWN,) if counts_classes else (),
         natural_clients=tuple(torch.arange(int(a), int(b)) for a, b in pairwise(ends)),
         client_names=tuple(map(str, clients)) if isinstance(clients, Mapping) else (),
-        persons=None if groups is None else persons_of(clients, groups, list(map(len, parts)), name),
     )
 
 

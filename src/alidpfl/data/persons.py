@@ -38,8 +38,8 @@ def person_numbers(values: Any, count: int, what: str) -> Tensor:
         raise DataError(f"{what} has shape {names.shape}; need one person for each of the {count} records")
     if names.dtype.kind not in _KINDS:
         raise DataError(
-            f"{what} has type {names.dtype}; name each person by a whole number or a text, none of them missing, such as "
-            "astype('int64') or astype(str)"
+            f"{what} has type {names.dtype}; name each person by a whole number or a text, none of them missing, such "
+            "as astype('int64') or astype(str)"
         )
     if names.dtype.kind not in "iu" and bool((names == "").any()):
         raise DataError(f"{what} is empty in some records; name the person of every record")
@@ -59,6 +59,6 @@ def _array(values: Any, what: str) -> NDArray[Any]:
     if array.dtype != object:
         return array
     kinds = {type(value) for value in array.flat}
-    if kinds == {str} or kinds == {int}:
+    if kinds in ({str}, {int}):
         return np.asarray(array.tolist())
     raise DataError(f"{what} has names of several types, or some are missing; use texts alone, or whole numbers alone")

@@ -24,6 +24,7 @@ from alidpfl.types import OnProgress, loss_for
 TEST_STEM = "test"
 """A file of this name, without its suffix, is public test data."""
 
+
 def load_table(
     *,
     data_dir: Path | None = None,

@@ -51,6 +51,7 @@ def noised_sum_of_rows(
         return layout.vectors(inputs[rows], None if targets is None else targets[rows])
 
     count = rows_at_a_time(layout.size * max_records, _MOST_ROWS_AT_A_TIME)
+    pieces: Iterator[Tensor]
     if groups is None:
         pieces = (from_numpy(vectors(slice(start, start + count))) for start in range(0, len(inputs), count))
     else:
@@ -68,7 +69,9 @@ def noised_sum_of_rows(
 def _means(rows: Tensor, weights: Tensor, at_a_time: int, vectors: Callable[[Any], Floats]) -> Iterator[Tensor]:
     """Yield the mean vector of each person's rows, in pieces (b, size). Each person's is added up by itself."""
     for own, shares in zip(rows.split(at_a_time), weights.split(at_a_time), strict=True):
-        first, *others = (from_numpy(vectors(some.numpy())) * share[:, None] for some, share in zip(own.T, shares.T, strict=True))
+        first, *others = (
+            from_numpy(vectors(some.numpy())) * share[:, None] for some, share in zip(own.T, shares.T, strict=True)
+        )
         for other in others:
             first += other
         yield first

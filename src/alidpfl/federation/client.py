@@ -140,9 +140,7 @@ class LocalTrainer:
                 self._clipper.rehearse(data.inputs, data.targets)
             else:
                 rows, weights = data.none_drawn()
-                self._clipper.clipped_sum(
-                    data.inputs, data.targets, clip_norm=1.0, seed=0, rows=rows, weights=weights
-                )
+                self._clipper.clipped_sum(data.inputs, data.targets, clip_norm=1.0, seed=0, rows=rows, weights=weights)
 
     def train(self, params: Tensor, data: ClientData, plan: ClientPlan, random: RandomStream) -> ClientUpdate:
         """Run a plan, which must have been charged before. Return the new weights and the signals.

@@ -54,8 +54,9 @@ def evaluated(
     weights = None
     if groups is not None:
         rows, weights = groups.draw(torch.arange(len(groups)), max_records, random)
+    shares = torch.ones(len(rows), 1) if weights is None else weights
     total = noised_total(
-        _vectors(query, model, inputs, targets, rows, weights),
+        _vectors(query, model, (inputs, targets), rows.view(shares.shape), shares),
         query.layout.size,
         clip_norm=1.0,
         noise_multiplier=noise_multiplier,
@@ -66,17 +67,16 @@ def evaluated(
 
 
 def _vectors(
-    query: EvaluationQuery, model: nn.Module, inputs: Tensor, targets: Tensor, rows: Tensor, weights: Tensor | None
+    query: EvaluationQuery, model: nn.Module, records: tuple[Tensor, Tensor], rows: Tensor, shares: Tensor
 ) -> Iterator[Tensor]:
-    """Yield what each unit adds, in pieces (b, size): a row's vector, or the weighted sum over the rows of a person."""
+    """Yield what each unit adds, in pieces (b, size): the sum of its rows' vectors, weighted by their shares (n, k)."""
+    inputs, targets = records
     one = torch.empty((1, *inputs.shape[1:]), dtype=inputs.dtype)
     device = next(model.parameters()).device
     at_a_time = rows_at_a_time(query.layout.size, _MOST_ROWS_AT_A_TIME)
-    for start in range(0, len(rows), at_a_time):
-        some = rows[start : start + at_a_time]
-        shares = torch.ones(len(some), 1) if weights is None else weights[start : start + at_a_time]
+    for some, its_shares in zip(rows.split(at_a_time), shares.split(at_a_time), strict=True):
         piece = np.empty((len(some), query.layout.size), np.float32)
-        for place, (own, own_shares) in enumerate(zip(some.view(len(some), -1).tolist(), shares.tolist(), strict=True)):
+        for place, (own, own_shares) in enumerate(zip(some.tolist(), its_shares.tolist(), strict=True)):
             vector = np.zeros(query.layout.size)
             for row, share in zip(own, own_shares, strict=True):
                 one[0] = inputs[row]
