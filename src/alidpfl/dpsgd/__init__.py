@@ -1,8 +1,9 @@
 """DP-SGD: tensors in, tensors out, explicit randomness, no I/O.
 
-`poisson_sample` draws a batch. `PerSampleClipper` clips every record's gradient exactly. `dp_sgd_step` adds noise and
-steps. All randomness comes from one `RandomStream`. Small models are several times as fast after
-`torch.set_num_threads(1)`. That is a setting of the whole process, so it is left to the caller.
+`poisson_sample` draws a batch. `PerSampleClipper` clips every record's gradient exactly, or every person's: `Groups`
+draws the records of persons. `dp_sgd_step` adds noise and steps. All randomness comes from one `RandomStream`. Small
+models are several times as fast after `torch.set_num_threads(1)`. That is a setting of the whole process, so it is left
+to the caller.
 
 >>> import torch
 >>> from alidpfl.models import paper_cnn
@@ -16,6 +17,7 @@ steps. All randomness comes from one `RandomStream`. Small models are several ti
 
 from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, PerSampleClipper
 from alidpfl.dpsgd.grid_noise import Grid
+from alidpfl.dpsgd.groups import Groups
 from alidpfl.dpsgd.losses import cross_entropy, make_loss
 from alidpfl.dpsgd.one_by_one import OneByOneClipper
 from alidpfl.dpsgd.randomness import RandomStream
@@ -23,6 +25,6 @@ from alidpfl.dpsgd.release import noised_total
 from alidpfl.dpsgd.softmax import SoftmaxClipper, is_softmax_regression
 from alidpfl.dpsgd.step import Clipper, StepResult, StepSettings, add_noise, dp_sgd_step, noised_sum, poisson_sample
 
-__all__ = ["BatchStatistics", "ClippedSum", "Clipper", "Grid", "OneByOneClipper", "PerSampleClipper", "RandomStream"]
+__all__ = ["BatchStatistics", "ClippedSum", "Clipper", "Grid", "Groups", "OneByOneClipper", "PerSampleClipper", "RandomStream"]
 __all__ += ["SoftmaxClipper", "StepResult", "StepSettings", "add_noise", "cross_entropy", "dp_sgd_step", "make_loss"]
 __all__ += ["is_softmax_regression", "noised_sum", "noised_total", "poisson_sample"]

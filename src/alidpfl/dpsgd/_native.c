@@ -30,7 +30,7 @@ typedef struct {
 } pool_shape;
 
 typedef struct {
-    int64_t batch, features, width; /* width: classes; for scores, padded to whole vectors */
+    int64_t batch, records, features, width; /* batch: rows; width: classes; for scores, padded to whole vectors */
 } softmax_shape;
 typedef struct {
     int64_t batch, records, narrow, wide;

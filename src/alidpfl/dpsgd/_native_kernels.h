@@ -287,12 +287,24 @@ INLINE double NAME(squared_norm)(int64_t features, const float *x, const float *
     return total;
 }
 
-/* scores[n][class] = x[rows[n]] . weights[.][class], and the squared norm of each of these records. Takes some features
- * at a time, so that their weights stay in the first-level cache. */
+/* Add the products of a row's features with itself and with the rows before it of the same person. `products` has the
+ * records x records of each person. */
+INLINE void NAME(add_products)(int64_t records, int64_t all, int64_t features, const float *x, const int64_t *rows,
+                               int64_t n, double *products) {
+    const int64_t r = n % records;
+    double *own = products + (n - r) * records;
+    for (int64_t q = 0; q <= r; q++) {
+        own[r * records + q] += NAME(dot_floats)(features, x + rows[n] * all, x + rows[n - r + q] * all);
+        own[q * records + r] = own[r * records + q];
+    }
+}
+
+/* scores[n][class] = x[rows[n]] . weights[.][class], and the squared norm of each of these records, or all products of
+ * a person's records. Takes some features at a time, so that their weights stay in the first-level cache. */
 TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x, const int64_t *rows,
                                          const float *weights, float *restrict scores, double *restrict squared) {
     const unsigned mode = flush_denormals();
-    for (int64_t n = 0; n < s->batch; n++) squared[n] = 0;
+    for (int64_t n = 0; n < s->batch * s->records; n++) squared[n] = 0;
     memset(scores, 0, (size_t)(s->batch * s->width) * sizeof(float));
     for (int64_t first = 0; first < s->features; first += SOFTMAX_FEATURES) {
         const int64_t left = s->features - first, features = left < SOFTMAX_FEATURES ? left : SOFTMAX_FEATURES;
@@ -303,7 +315,8 @@ TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x,
             for (int64_t i = 0; i < some; i++) {
                 sample[i] = x + rows[n + i] * s->features + first;
                 const int64_t after = n + i + 1 < s->batch ? n + i + 1 : n + i;
-                squared[n + i] += NAME(squared_norm)(features, sample[i], x + rows[after] * s->features + first);
+                if (s->records > 1) NAME(add_products)(s->records, s->features, features, x + first, rows, n + i, squared);
+                else squared[n + i] += NAME(squared_norm)(features, sample[i], x + rows[after] * s->features + first);
             }
             if (some == 8) NAME(scores_8)(features, s->width, sample, w, scores + n * s->width);
             else NAME(scores_1)(features, s->width, sample, w, scores + n * s->width);
@@ -313,9 +326,77 @@ TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x,
     restore_denormals(mode);
 }
 
+/* Add the gradients of some persons to `sum`. Each is added up by itself first, so that its rounding depends on nobody
+ * else, and terms that cancel are gone. persons * records is at most 8, and both are constants where this is inlined. */
+INLINE void NAME(persons_outer)(const int64_t persons, const int64_t records, int64_t features, int64_t classes,
+                                int64_t stride, const float *const *sample, const float *residuals, float *sum) {
+    for (int64_t j = 0; j < features; j += LANES) {
+        const int64_t left = features - j, some = left < LANES ? left : LANES;
+        NAME(vec) x[8];
+        UNROLL for (int64_t i = 0; i < persons * records; i++)
+            if (some == LANES) NAME(load_finite)(&x[i], sample[i] + j, LANES);
+            else NAME(load_finite)(&x[i], sample[i] + j, some);
+        for (int64_t c = 0; c < classes; c++) {
+            NAME(vec) *out = (NAME(vec) *)(sum + c * stride + j);
+            NAME(vec) total = *out;
+            UNROLL for (int64_t p = 0; p < persons; p++) {
+                NAME(vec) own = x[p * records] * residuals[p * records * classes + c];
+                UNROLL for (int64_t r = 1; r < records; r++)
+                    own += x[p * records + r] * residuals[(p * records + r) * classes + c];
+                total += own;
+            }
+            *out = total;
+        }
+    }
+}
+
+/* The same for one person with any number of records. `own` has room for her gradient. */
+INLINE void NAME(person_outer)(int64_t records, int64_t features, int64_t classes, int64_t stride,
+                               const float *x, int64_t all, const int64_t *rows, const float *residuals, float *own,
+                               float *sum) {
+    memset(own, 0, (size_t)(classes * stride) * sizeof(float));
+    for (int64_t r = 0; r < records;) {
+        const float *sample[8];
+        const int64_t some = records - r >= 8 ? 8 : 1;
+        for (int64_t i = 0; i < some; i++) sample[i] = x + rows[r + i] * all;
+        if (some == 8) NAME(outer_8)(features, classes, stride, sample, residuals + r * classes, own);
+        else NAME(outer_1)(features, classes, stride, sample, residuals + r * classes, own);
+        r += some;
+    }
+    for (int64_t i = 0; i < classes * stride; i++) sum[i] += own[i];
+}
+
+/* The next persons from row n on, at most up to `end`. Returns the number of their rows. */
+INLINE int64_t NAME(next_persons)(const softmax_shape *s, int64_t features, int64_t stride, const float *x,
+                                  const int64_t *rows, const float *residuals, int64_t left, float *own, float *sum) {
+    const float *sample[8];
+    const int64_t records = s->records, whole = records > 8 ? 1 : 8 / records;
+    const int64_t persons = left >= whole * records ? whole : 1;
+    if (records > 8) {
+        NAME(person_outer)(records, features, s->width, stride, x, s->features, rows, residuals, own, sum);
+        return records;
+    }
+    for (int64_t i = 0; i < persons * records; i++) sample[i] = x + rows[i] * s->features;
+#define PERSONS(P, K) NAME(persons_outer)(P, K, features, s->width, stride, sample, residuals, sum)
+    switch (persons == 1 ? -records : records) {
+        case 2: PERSONS(4, 2); break;
+        case 3: PERSONS(2, 3); break;
+        case 4: PERSONS(2, 4); break;
+        case -2: PERSONS(1, 2); break;
+        case -3: PERSONS(1, 3); break;
+        case -4: PERSONS(1, 4); break;
+        case -5: PERSONS(1, 5); break;
+        case -6: PERSONS(1, 6); break;
+        case -7: PERSONS(1, 7); break;
+        default: PERSONS(1, 8);
+    }
+#undef PERSONS
+    return persons * records;
+}
+
 /* sum[class][feature] += residuals[n][class] * x[rows[n]][feature], over all n, with 0 for features that are not finite.
- * Adds in float within a group of records, and in double over groups. The numbers `group` must not decrease. `scratch`
- * has room for classes x SOFTMAX_FEATURES. */
+ * Adds in float within a group of records, and in double over groups. The numbers `group` must not decrease, and the
+ * records of a person are in one group. `scratch` has room for 2 x classes x SOFTMAX_FEATURES. */
 TARGET void NAME(alidpfl_softmax_gradient)(const softmax_shape *s, const float *x, const int64_t *rows,
                                            const int64_t *group, const float *residuals, float *restrict scratch,
                                            double *restrict sum) {
@@ -329,6 +410,11 @@ TARGET void NAME(alidpfl_softmax_gradient)(const softmax_shape *s, const float *
             while (end < s->batch && group[end] == group[n]) end++;
             memset(scratch, 0, (size_t)(classes * stride) * sizeof(float));
             while (n < end) {
+                if (s->records > 1) {
+                    n += NAME(next_persons)(s, features, stride, x + first, rows + n, residuals + n * classes, end - n,
+                                            scratch + classes * SOFTMAX_FEATURES, scratch);
+                    continue;
+                }
                 const float *sample[8];
                 const int64_t some = end - n >= 8 ? 8 : 1;
                 for (int64_t i = 0; i < some; i++) sample[i] = x + rows[n + i] * s->features + first;

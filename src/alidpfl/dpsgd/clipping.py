@@ -94,7 +94,7 @@ class _Batch:
     @property
     def records(self) -> int:
         """Number of records of each person, or 1."""
-        return _records_of(self.weights)
+        return records_of(self.weights)
 
     def part(self, first: int, last: int) -> "_Batch":
         """Return the records, or the persons with all their records, from `first` up to `last`."""
@@ -104,17 +104,19 @@ class _Batch:
         return _Batch(inputs=self.inputs[rows], targets=self.targets[rows], places=places, weights=weights)
 
 
-def _records_of(weights: Weights) -> int:
+def records_of(weights: Weights) -> int:
+    """Return k, the number of records of each person, or 1 at record level."""
     return 1 if weights is None else weights.shape[1]
 
 
-def check_weights(rows: Rows, weights: Tensor) -> None:
-    """Raise ConfigError unless rows and weights are those of persons. The message quotes no data."""
+def check_weights(rows: Rows, weights: Tensor) -> Tensor:
+    """Return the rows of persons (B, k). Raise ConfigError unless the weights fit. The message quotes no data."""
     if rows is None or rows.dim() != 2 or rows.shape != weights.shape or rows.shape[1] < 1:  # noqa: PLR2004
         raise ConfigError("with weights, rows and weights must have one shape (persons, records of each)")
     is_mean = bool((weights >= 0).all()) and bool(((weights.sum(1) - 1).abs() <= _SUM_TOLERANCE).all())
     if weights.dtype != torch.float32 or not is_mean:
         raise ConfigError("weights must be float32, none negative, and add up to 1 for each person")
+    return rows
 
 
 class PerSampleClipper:
@@ -215,13 +217,15 @@ class PerSampleClipper:
         """
         check_clip_norm(clip_norm)
         if weights is not None:
-            check_weights(rows, weights)
-            places = checked_places(places, None, len(weights))
+            rows = check_weights(rows, weights)
         if rows is not None:
             inputs, targets = (t[rows.flatten()].to(self._device) for t in (inputs, targets))
         self._check_unchanged()
         self._check_batch(inputs, targets)
-        places = checked_places(places, rows, len(inputs)) if weights is None else places
+        if weights is None:
+            places = checked_places(places, rows, len(inputs))
+        else:
+            places = checked_places(places, None, len(weights))
         batch = _Batch(inputs=inputs, targets=targets, places=places.cpu().numpy(), weights=weights)
         check_modes(self.model)
         with full_precision(self._device):
@@ -242,7 +246,7 @@ class PerSampleClipper:
 
     def _microbatch(self, inputs: Tensor, targets: Tensor, clip_norm: float, weights: Weights = None) -> ClippedSum:
         """Return the clipped sum over records, or with weights (B, k) over persons of k records each."""
-        records = _records_of(weights)
+        records = records_of(weights)
         used = len(inputs) // records
         size = padded_size(max(1, used) * records)
         inputs, targets = pad_rows(inputs, size), pad_rows(targets, size)

@@ -200,6 +200,31 @@ def _norms_of_products(directions: Tensor, squared_values: Tensor) -> Tensor:
     return (products * lengths[:, :, None] * lengths[:, None]).sum(2).sum(1)
 
 
+def gram_norms(
+    products: Tensor, lengths: Tensor, grad_output: Tensor, width: int, rounded: float = 2.0**-23
+) -> Tensor:
+    """Return |sum_t g_t a_t^T|^2 = sum_ts <a_t, a_s> <g_t, g_s> (Li et al. 2022), or a little more, never less.
+
+    The terms of a hostile record may cancel to any degree. A norm that comes out too small would let the record exceed
+    the clip norm. So twice the largest rounding error is added, for each of two errors:
+
+    - In double, with S = sum_t |a_t| |g_t|, n terms in both products and twice T in the sums, rounding moves the result
+      by at most (n + 2 T + 8) 2^-53 S^2, in any order of addition.
+    - The weighted sum adds single-precision multiples of the g_t. Each is off by 2^-24 of itself, and all together by
+      2^-24 S.
+
+    In double, `products` (B, T, T) are <a_t, a_s>, and `lengths` (B, T) are |a_t|. `grad_output` (B, T, p) are the g_t.
+    `width` is the length of a_t, or 0 if `products` are exact. `rounded` is at least the second error, as a share of S.
+    """
+    grads = grad_output.double()
+    _, positions, width_out = grads.shape
+    gram = padded_gram(grads) * products  # (B, T, T)
+    total = (lengths * squared_norms(grads).sqrt_()).sum(1)  # (B,) S
+    terms = width + width_out + 2 * positions + 8
+    squared = gram.sum(2).sum(1).clamp_min_(0) + terms * 2.0**-52 * total.square()
+    return (squared.sqrt_() + rounded * total).square_()
+
+
 class Rewritten:
     """Gradients written out a few records at a time, once for the norms and once more for the weighted sum.
 

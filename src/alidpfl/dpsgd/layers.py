@@ -16,6 +16,7 @@ from alidpfl.dpsgd.gradient_forms import (
     Storage,
     Stored,
     added_by_person,
+    gram_norms,
     orthogonal,
     precise,
     squared_norms,
@@ -96,7 +97,7 @@ def _sequence_weight(inputs: Tensor, grad_output: Tensor, storage: Storage, reco
     def squared_norms_of(inputs: Tensor, grad_output: Tensor) -> Tensor:
         wide = inputs.double()
         squared_lengths = squared_norms(wide)
-        squared = _gram_norms(padded_gram(wide), squared_lengths.sqrt(), grad_output, width_in)
+        squared = gram_norms(padded_gram(wide), squared_lengths.sqrt(), grad_output, width_in)
         return precise(squared, squared_lengths.sum(1))
 
     squared = _in_pieces(squared_norms_of, records, inputs, grad_output)
@@ -125,29 +126,6 @@ def _write_sequence_weight(inputs: Tensor, grad_output: Tensor) -> Stored:
     return stored(padded_bmm(grad_output.mT, inputs))  # (B, p, d)
 
 
-def _gram_norms(products: Tensor, lengths: Tensor, grad_output: Tensor, width: int) -> Tensor:
-    """Return |sum_t g_t a_t^T|^2 = sum_ts <a_t, a_s> <g_t, g_s> (Li et al. 2022), or a little more, never less.
-
-    The terms of a hostile record may cancel to any degree. A norm that comes out too small would let the record exceed
-    the clip norm. So twice the largest rounding error is added, for each of two errors:
-
-    - In double, with S = sum_t |a_t| |g_t|, n terms in both products and twice T in the sums, rounding moves the result
-      by at most (n + 2 T + 8) 2^-53 S^2, in any order of addition.
-    - The weighted sum adds single-precision multiples of the g_t. Each is off by 2^-24 of itself, and all together by
-      2^-24 S.
-
-    In double, `products` (B, T, T) are <a_t, a_s>, and `lengths` (B, T) are |a_t|. `grad_output` (B, T, p) are the g_t.
-    `width` is the length of a_t, or 0 if `products` are exact.
-    """
-    grads = grad_output.double()
-    _, positions, width_out = grads.shape
-    gram = padded_gram(grads) * products  # (B, T, T)
-    total = (lengths * squared_norms(grads).sqrt_()).sum(1)  # (B,) S
-    terms = width + width_out + 2 * positions + 8
-    squared = gram.sum(2).sum(1).clamp_min_(0) + terms * 2.0**-52 * total.square()
-    return (squared.sqrt_() + 2.0**-23 * total).square_()
-
-
 def embedding_gradients(
     module: nn.Module,
     names: Sequence[str],
@@ -167,7 +145,7 @@ def embedding_gradients(
 
     def squared_norms_of(tokens: Tensor, grads: Tensor) -> Tensor:
         equal = (tokens.unsqueeze(1) == tokens.unsqueeze(2)).double()  # (B, T, T) products of one-hot rows
-        return _gram_norms(equal, torch.ones_like(tokens, dtype=torch.float64), grads, 0)
+        return gram_norms(equal, torch.ones_like(tokens, dtype=torch.float64), grads, 0)
 
     def add_rows(tokens: Tensor, grads: Tensor) -> Tensor:
         rows = grads.flatten(0, 1).double()

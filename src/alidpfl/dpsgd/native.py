@@ -186,18 +186,25 @@ def softmax_width(classes: int) -> int:
     return -(-classes // lanes) * lanes
 
 
-def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scores (B, width) of rows of inputs (n, features) by weights (features, width), and squared row norms."""
+def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor, records: int = 1) -> tuple[Tensor, Tensor]:
+    """Return scores (B, width) of rows of inputs (n, features) by weights (features, width), and products of the rows.
+
+    The products are the squared norms (B,), or with k records in a row for each person (B / k, k, k).
+    """
     features, width = weights.shape
     _check_rows(inputs, rows, features)
+    _check_persons(rows, records)
     _check_contiguous(weights, torch.float32, features * softmax_width(width))
     scores = torch.empty(len(rows), width, dtype=torch.float32)
-    squared = torch.empty(len(rows), dtype=torch.float64)
-    _call("softmax_scores", (len(rows), features, width), inputs, rows, weights, scores, squared)
-    return scores, squared
+    shape = (len(rows),) if records == 1 else (len(rows) // records, records, records)
+    products = torch.empty(shape, dtype=torch.float64)
+    _call("softmax_scores", (len(rows), records, features, width), inputs, rows, weights, scores, products)
+    return scores, products
 
 
-def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor) -> Tensor:
+def softmax_gradient(
+    inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor, records: int = 1
+) -> Tensor:
     """Return the sum over a batch of residuals times features, (classes, features) in double.
 
     Args:
@@ -205,14 +212,20 @@ def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Te
         rows: (B,) rows of the batch.
         groups: (B,) ascending group numbers. Rows of one group are added in float32, groups in double.
         residuals: (B, classes) float32, finite.
+        records: k, the number of rows of each person. They are added first, each person by itself.
     """
     features, classes = inputs.shape[1], residuals.shape[1]
     _check_rows(inputs, rows, features)
+    _check_persons(rows, records)
     _check_contiguous(groups, torch.int64, len(rows))
     _check_contiguous(residuals, torch.float32, len(rows) * classes)
+    if bool((groups.view(-1, records) != groups.view(-1, records)[:, :1]).any()):
+        raise ValueError("the rows of a person must be in one group")
     total = torch.zeros(classes, features, dtype=torch.float64)
-    scratch = torch.empty(classes, _SOFTMAX_FEATURES, dtype=torch.float32)
-    _call("softmax_gradient", (len(rows), features, classes), inputs, rows, groups, residuals, scratch, total)
+    scratch = torch.empty(2 * classes, _SOFTMAX_FEATURES, dtype=torch.float32)
+    _call(
+        "softmax_gradient", (len(rows), records, features, classes), inputs, rows, groups, residuals, scratch, total
+    )
     return total
 
 
@@ -235,6 +248,11 @@ def _check_rows(inputs: Tensor, rows: Tensor, features: int) -> None:
     _check_contiguous(rows, torch.int64, len(rows))
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(inputs):
         raise IndexError(f"rows must be in 0..{len(inputs) - 1}")
+
+
+def _check_persons(rows: Tensor, records: int) -> None:
+    if records < 1 or len(rows) % records:
+        raise ValueError(f"{len(rows)} rows are no whole number of persons with {records} each")
 
 
 def box_muller(radius: Tensor, angle: Tensor, *, out: Tensor) -> None:

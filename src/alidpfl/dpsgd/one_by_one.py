@@ -4,13 +4,13 @@ When records go through a network together, products round by the size of the ba
 every record is a batch of its own, with memory and randomness of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from alidpfl.dpsgd.clipping import Rows
+from alidpfl.dpsgd.clipping import Rows, Weights, check_weights
 from alidpfl.dpsgd.guards import details_withheld, full_precision, model_randomness
 from alidpfl.dpsgd.losses import Loss, cross_entropy
 from alidpfl.dpsgd.made_up import num_tokens
@@ -34,7 +34,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class SampleGradient:
-    """One record's gradient and loss. Both are private."""
+    """The gradient and loss of one record, or of one person. Both are private."""
 
     vector: Tensor = field(repr=False)
     """(P,) the gradient over all trained parameters, in their order, not clipped."""
@@ -97,35 +97,54 @@ class OneByOneClipper:
         return found[0]
 
     def gradients(
-        self, inputs: Tensor, targets: Tensor, *, seed: int, rows: Rows = None, places: Rows = None
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        seed: int,
+        rows: Rows = None,
+        weights: Weights = None,
+        places: Rows = None,
     ) -> Iterator[SampleGradient]:
-        """Yield the gradients of a batch, not clipped, one after the other.
+        """Yield the gradients of a batch, not clipped, one after the other. With weights, those of persons.
 
         Args:
             inputs: (n, ...) records.
             targets: (n, ...) in the form that the loss takes.
             seed: Seed of the randomness inside the model (dropout). A record's own seed adds its place.
-            rows: (B,) rows that make the batch. None means all.
-            places: (B,) their places among the client's records. None means their rows.
+            rows: (B,) rows that make the batch. None means all. With weights (B, k): k rows for each person.
+            weights: (B, k) float32: the weights of a person's rows in her gradient. None means records.
+            places: (B,) their places among the client's records. None means their rows. With weights, the persons'
+                places among the client's persons; None means 0, 1, ...
 
         Raises:
             DataError: Model or loss failed. The message quotes no data.
             UnsupportedModelError: The model has no exact per-sample gradients.
         """
-        rows = torch.arange(len(inputs)) if rows is None else rows
-        places = checked_places(places, rows, len(rows))
+        if weights is None:
+            rows = torch.arange(len(inputs)) if rows is None else rows
+            places = checked_places(places, rows, len(rows))
+        else:
+            rows = check_weights(rows, weights)
+            places = checked_places(places, None, len(rows))
         check_modes(self.model)
         is_due = self._schedule.is_due()
         if not self._is_tried:
             self.rehearse(inputs, targets)
         elif is_due and not self._is_softmax:
             self._try_again(inputs, targets)
-        pairs = zip(rows.tolist(), places.tolist(), strict=True)
+        its_rows = rows.view(len(rows), -1).tolist()
         with details_withheld(), model_randomness(seed, _CPU), no_buffer_changes(self.model):
-            for row, place in pairs:
-                torch.default_generator.manual_seed((seed + place) % _SEEDS)
-                # Copies begin on a memory boundary, which the rounding of a product may depend on.
-                yield self._gradient(inputs[row : row + 1].clone(), targets[row : row + 1].clone())
+            for number, (some, place) in enumerate(zip(its_rows, places.tolist(), strict=True)):
+                each = self._each(inputs, targets, some, seed + place * len(some))
+                yield next(each) if weights is None else _weighted(each, weights[number].tolist())
+
+    def _each(self, inputs: Tensor, targets: Tensor, rows: list[int], seed: int) -> Iterator[SampleGradient]:
+        """Yield the gradients of a person's records, each with a seed of its own."""
+        for number, row in enumerate(rows):
+            torch.default_generator.manual_seed((seed + number) % _SEEDS)
+            # Copies begin on a memory boundary, which the rounding of a product may depend on.
+            yield self._gradient(inputs[row : row + 1].clone(), targets[row : row + 1].clone())
 
     @full_precision(_CPU)
     def _gradient(self, x: Tensor, y: Tensor) -> SampleGradient:
@@ -139,6 +158,15 @@ class OneByOneClipper:
                 losses.sum(), list(self.parameters.values()), allow_unused=True, materialize_grads=True
             )
         return SampleGradient(vector=torch.cat([part.flatten() for part in parts]), loss=losses.detach()[0])
+
+
+def _weighted(gradients: Iterable[SampleGradient], weights: list[float]) -> SampleGradient:
+    """Return the weighted sum, added in double. A single record with weight 1 stays as it is."""
+    vector, loss = torch.zeros(1, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for gradient, weight in zip(gradients, weights, strict=True):
+        vector = vector + gradient.vector.double() * weight
+        loss = loss + gradient.loss.double() * weight
+    return SampleGradient(vector=vector.float(), loss=loss.float())
 
 
 def _softmax_gradient(weight: Tensor, x: Tensor, label: int) -> SampleGradient:

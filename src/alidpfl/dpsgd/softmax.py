@@ -10,23 +10,36 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.dpsgd import native
-from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, Rows, check_clip_norm
-from alidpfl.dpsgd.gradient_forms import clip_factors, finite, precise, squared_norms
+from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, Rows, Weights, check_clip_norm, check_weights, records_of
+from alidpfl.dpsgd.gradient_forms import (
+    Orthogonal,
+    clip_factors,
+    finite,
+    gram_norms,
+    orthogonal,
+    precise,
+    squared_norms,
+)
 from alidpfl.dpsgd.guards import full_precision
 from alidpfl.dpsgd.padding import pad_rows, padded_size
-from alidpfl.dpsgd.places import checked_places
+from alidpfl.dpsgd.places import checked_places, rounding
 from alidpfl.errors import ConfigError, DataError
 
 # Records of one group are added in float32, and groups in double. A group has neighbouring places among a client's
 # records. So adding or removing a record changes the rounding of one group, and not of all that follow. Clipping lower
 # by what rounding can add makes the bound strict: `rounding(64, 1)`, 2.6e-4, in float32, and in double 2.3e-4 for up to
-# 8 million drawn records, by 2 B (B / 64) 2^-53.
-_PLACES_IN_A_GROUP = 64
-_MARGIN = 1 - (2 * _PLACES_IN_A_GROUP**2 * 2**-24 + 1e-6)
-_PLACES_AT_A_TIME = 4096  # whole groups, so that small operations serve many records
+# 8 million drawn records, by 2 B (B / 64) 2^-53. At person level a group has 64 records too, and the sums in double may
+# have a million persons.
+_RECORDS_IN_A_GROUP = 64
+_IN_DOUBLE = 2.3e-4
+_MARGIN = 1 - (2 * _RECORDS_IN_A_GROUP**2 * 2**-24 + 1e-6)
+_GROUPS_AT_A_TIME = 64  # so that small operations serve many records
 
-_Piece = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
-"""Maps rows, places and targets (B,) and the largest norm to the clipped sum (classes, features), norms and losses."""
+_Piece = Callable[..., tuple[Tensor, Tensor, Tensor]]
+"""Maps rows, places and targets (B,) and the largest norm to the clipped sum (classes, features), norms and losses.
+
+At person level rows and targets are (B, k), and weights (B, k) follow them.
+"""
 
 
 class SoftmaxClipper:
@@ -46,7 +59,15 @@ class SoftmaxClipper:
 
     @torch.no_grad()
     def clipped_sum(
-        self, inputs: Tensor, targets: Tensor, *, clip_norm: float, seed: int, rows: Rows = None, places: Rows = None
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        clip_norm: float,
+        seed: int,
+        rows: Rows = None,
+        weights: Weights = None,
+        places: Rows = None,
     ) -> ClippedSum:
         """Return the sum of clipped per-sample gradients of a batch, which may be empty. It uses no randomness.
 
@@ -56,21 +77,40 @@ class SoftmaxClipper:
         """
         check_clip_norm(clip_norm)
         weight = self.parameters["weight"].detach()
-        rows = torch.arange(len(inputs)) if rows is None else rows.long().contiguous()
-        places = checked_places(places, rows, len(rows))
+        rows, weights, places = _drawn(len(inputs), rows, weights, places)
         targets = _checked_targets(inputs, targets, rows, weight)
-        is_native = native.is_available() and inputs.is_contiguous()
-        clipped = _native_piece(inputs, weight) if is_native else _torch_piece(inputs, weight)
+        batch = (rows, places, targets) if weights is None else (rows, places, targets, weights)
+        records = records_of(weights)
+        clipped = _piece(inputs, weight, records)
         total = torch.zeros(weight.shape, dtype=torch.float64)
         norms, losses = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0)]
         with full_precision(weight.device):
-            for some_rows, some_places, labels in _split(places, _PLACES_AT_A_TIME, rows, places, targets):
-                gradient, found, loss = clipped(some_rows, some_places, labels, clip_norm * _MARGIN)
+            for part in _split(places, _GROUPS_AT_A_TIME * _places_in_a_group(records), *batch):
+                gradient, found, loss = clipped(*part, clip_norm * _margin(records))
                 total += gradient
                 norms.append(found)
                 losses.append(loss)
         statistics = BatchStatistics(norms=torch.cat(norms), losses=torch.cat(losses))
         return ClippedSum(gradients={"weight": total}, statistics=statistics)
+
+
+def _drawn(size: int, rows: Rows, weights: Weights, places: Rows) -> tuple[Tensor, Weights, Tensor]:
+    """Return rows, weights and places of a batch. Persons of one record each are records."""
+    if weights is None:
+        rows = torch.arange(size) if rows is None else rows.long().contiguous()
+        return rows, None, checked_places(places, rows, len(rows))
+    rows = check_weights(rows, weights).long().contiguous()
+    places = checked_places(places, None, len(rows))
+    return (rows[:, 0], None, places) if rows.shape[1] == 1 else (rows, weights, places)
+
+
+def _places_in_a_group(records: int) -> int:
+    return max(1, _RECORDS_IN_A_GROUP // records)
+
+
+def _margin(records: int) -> float:
+    """Return the share of C that records, or persons of k records, are clipped to."""
+    return _MARGIN if records == 1 else 1 - rounding(_RECORDS_IN_A_GROUP, 1, records) - _IN_DOUBLE
 
 
 def is_softmax_regression(model: nn.Module) -> bool:
@@ -83,35 +123,108 @@ def is_softmax_regression(model: nn.Module) -> bool:
     return weight.requires_grad and weight.dtype == torch.float32 and weight.device.type == "cpu"
 
 
+def _piece(inputs: Tensor, weight: Tensor, records: int) -> _Piece:
+    is_native = native.is_available() and inputs.is_contiguous()
+    if records == 1:
+        return _native_piece(inputs, weight) if is_native else _torch_piece(inputs, weight)
+    return _native_persons(inputs, weight, records) if is_native else _torch_persons(inputs, weight, records)
+
+
 def _torch_piece(inputs: Tensor, weight: Tensor) -> _Piece:
     def clipped(rows: Tensor, places: Tensor, targets: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor]:
         x = inputs[rows]
-        padded = pad_rows(x, padded_size(len(x)))
-        scores = (weight @ padded.t()).t()[: len(x)]  # twice as fast as padded @ weight.t()
-        residuals, losses = _residuals_and_losses(scores, targets)
+        residuals, losses = _residuals_and_losses(_scores(weight, x), targets)
         norms = _norms(residuals, squared_norms(x))
         weighted = finite(residuals).mul_(clip_factors(norms, limit).float()[:, None])
         total = torch.zeros(weight.shape, dtype=torch.float64)
-        for some_weighted, some_x in _split(places, _PLACES_IN_A_GROUP, weighted, finite(x)):
+        for some_weighted, some_x in _split(places, _RECORDS_IN_A_GROUP, weighted, finite(x)):
             total += some_weighted.t() @ some_x
         return total, norms, losses
 
     return clipped
 
 
+def _torch_persons(inputs: Tensor, weight: Tensor, records: int) -> _Piece:
+    def clipped(
+        rows: Tensor, places: Tensor, targets: Tensor, weights: Tensor, limit: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        x = inputs[rows.flatten()]
+        residuals, losses = _residuals_and_losses(_scores(weight, x), targets.flatten())
+        residuals.mul_(weights.view(-1, 1))
+        found = orthogonal(*(t.view(len(rows), records, -1) for t in (residuals, x)), is_transposed=False)
+        norms = found.squared_norms.sqrt()
+        factors = clip_factors(norms, limit).float()
+        total = torch.zeros(weight.shape, dtype=torch.float64)
+        for directions, values, squared, some in _split(
+            places, _places_in_a_group(records), found.directions, found.values, found.squared_norms, factors
+        ):
+            part = Orthogonal(directions=directions, values=values, squared_norms=squared, is_transposed=False)
+            total += part.weighted_sum(some)
+        return total, norms, _means(losses, weights)
+
+    return clipped
+
+
+def _scores(weight: Tensor, x: Tensor) -> Tensor:
+    padded = pad_rows(x, padded_size(len(x)))
+    return (weight @ padded.t()).t()[: len(x)]  # twice as fast as padded @ weight.t()
+
+
+def _means(losses: Tensor, weights: Tensor) -> Tensor:
+    return (losses.view_as(weights) * weights).sum(1)
+
+
 def _native_piece(inputs: Tensor, weight: Tensor) -> _Piece:
-    classes, features = weight.shape
-    transposed = torch.zeros(features, native.softmax_width(classes), dtype=torch.float32)
-    transposed[:, :classes] = weight.t()
+    transposed = _padded_transpose(weight)
 
     def clipped(rows: Tensor, places: Tensor, targets: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor]:
         scores, squared_inputs = native.softmax_scores(inputs, rows, transposed)
-        residuals, losses = _residuals_and_losses(scores[:, :classes], targets)
+        residuals, losses = _residuals_and_losses(scores[:, : len(weight)], targets)
         norms = _norms(residuals, squared_inputs)
         weighted = finite(residuals).mul_(clip_factors(norms, limit).float()[:, None])
-        return native.softmax_gradient(inputs, rows, _groups(places, _PLACES_IN_A_GROUP), weighted), norms, losses
+        return native.softmax_gradient(inputs, rows, _groups(places, _RECORDS_IN_A_GROUP), weighted), norms, losses
 
     return clipped
+
+
+def _native_persons(inputs: Tensor, weight: Tensor, records: int) -> _Piece:
+    transposed = _padded_transpose(weight)
+
+    def clipped(
+        rows: Tensor, places: Tensor, targets: Tensor, weights: Tensor, limit: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        all_rows = rows.flatten()
+        scores, products = native.softmax_scores(inputs, all_rows, transposed, records)
+        residuals, losses = _residuals_and_losses(scores[:, : len(weight)], targets.flatten())
+        residuals.mul_(weights.view(-1, 1))
+        norms = _norms_of_persons(residuals.view(len(rows), records, -1), products, inputs.shape[1])
+        factors = clip_factors(norms, limit).float().repeat_interleave(records)
+        weighted = finite(residuals).mul_(factors[:, None])
+        groups = _groups(places, _places_in_a_group(records)).repeat_interleave(records)
+        return native.softmax_gradient(inputs, all_rows, groups, weighted, records), norms, _means(losses, weights)
+
+    return clipped
+
+
+def _norms_of_persons(residuals: Tensor, products: Tensor, features: int) -> Tensor:
+    """Return the norms (B,) of sums of k outer products, or a little more, never less.
+
+    Args:
+        residuals: (B, k, classes), with the weights of the records.
+        products: (B, k, k) products of the inputs of each two records of a person.
+        features: Length of the inputs.
+    """
+    squared_inputs = products.diagonal(dim1=1, dim2=2)
+    # The kernel adds k products in float32: each is rounded by at most k + 4 units, with its factors.
+    squared = gram_norms(products, squared_inputs.sqrt(), residuals, features, (products.shape[1] + 4) * 2.0**-24)
+    return precise(squared, squared_inputs.sum(1)).sqrt()
+
+
+def _padded_transpose(weight: Tensor) -> Tensor:
+    classes, features = weight.shape
+    transposed = torch.zeros(features, native.softmax_width(classes), dtype=torch.float32)
+    transposed[:, :classes] = weight.t()
+    return transposed
 
 
 def _groups(places: Tensor, size: int) -> Tensor:

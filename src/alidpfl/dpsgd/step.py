@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from alidpfl.dpsgd.clipping import BatchStatistics, PerSampleClipper, Rows
+from alidpfl.dpsgd.clipping import BatchStatistics, PerSampleClipper, Rows, Weights
 from alidpfl.dpsgd.grid_noise import Grid
 from alidpfl.dpsgd.one_by_one import OneByOneClipper, SampleGradient
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
@@ -33,13 +33,13 @@ class StepSettings:
     """The settings of a DP-SGD iteration. All of them are public."""
 
     clip_norm: float
-    """C: largest contribution of a record, the sensitivity of the sum."""
+    """C: largest contribution of a record (or person), the sensitivity of the sum."""
     noise_multiplier: float
     """σ: standard deviation of the noise in units of the clip norm."""
     learning_rate: float
     """η: the step size."""
     expected_batch_size: float
-    """q n, the divisor, fixed at enrolment. The actual batch size is never used: it would be a release of its own."""
+    """q n, the divisor, fixed at enrolment, with n records (or persons). The actual batch size is never used: it would be a release of its own."""
     unsafe: frozenset[str] = field(default_factory=frozenset)
     """Protections that are switched off, for baselines without privacy.
 
@@ -87,6 +87,7 @@ def noised_sum(
     random: RandomStream,
     *,
     rows: Rows = None,
+    weights: Weights = None,
     places: Rows = None,
 ) -> StepResult:
     """Return the clipped gradient sum of a Poisson-sampled batch with noise N(0, σ²C² I), and private statistics.
@@ -97,8 +98,11 @@ def noised_sum(
         targets: (n, ...) in the form that the loss takes.
         settings: C and σ.
         random: Source of the noise.
-        rows: (B,) rows that make the batch. None means all.
-        places: (B,) their places among the client's records. None means their rows.
+        rows: (B,) rows that make the batch. None means all. With weights (B, k): k rows for each person.
+        weights: (B, k) float32: weights of the rows of each person, from `Groups.draw`. The unit of privacy is then a
+            person. None means that it is a record.
+        places: (B,) their places among the client's records. None means their rows. With weights, the persons' places
+            among the client's persons.
 
     Raises:
         ConfigError: An argument does not fit.
@@ -110,9 +114,11 @@ def noised_sum(
     check_stream(random)
     seed = random.integer()
     if isinstance(clipper, OneByOneClipper):
-        gradients = clipper.gradients(inputs, targets, seed=seed, rows=rows, places=places)
+        gradients = clipper.gradients(inputs, targets, seed=seed, rows=rows, weights=weights, places=places)
         return _noised_on_grid(clipper, gradients, settings, random)
-    clipped = clipper.clipped_sum(inputs, targets, clip_norm=settings.clip_norm, seed=seed, rows=rows, places=places)
+    clipped = clipper.clipped_sum(
+        inputs, targets, clip_norm=settings.clip_norm, seed=seed, rows=rows, weights=weights, places=places
+    )
     # Empty batch: still add noise, because a sum without noise would reveal that it was empty.
     add_noise(clipped.gradients, settings.noise_scale, random)  # proof step 5
     return StepResult(noised_sum=clipped.gradients, private=clipped.statistics)
@@ -179,13 +185,14 @@ def dp_sgd_step(
     random: RandomStream,
     *,
     rows: Rows = None,
+    weights: Weights = None,
     places: Rows = None,
 ) -> StepResult:
     """Run one iteration: move the trained parameters by -η (clipped sum + noise) / expected batch size, in place.
 
     Args, result and Raises are those of `noised_sum`. `settings` also gives η and the expected batch size.
     """
-    result = noised_sum(clipper, inputs, targets, settings, random, rows=rows, places=places)
+    result = noised_sum(clipper, inputs, targets, settings, random, rows=rows, weights=weights, places=places)
     for name, parameter in clipper.parameters.items():  # proof step 7
         parameter.sub_(result.noised_sum[name], alpha=settings.learning_rate / settings.expected_batch_size)
     return result
