@@ -51,6 +51,7 @@ def account(
     mechanism = {"sample_rate": sample_rate, "noise_multiplier": noise_multiplier}
     setting, epsilons = {**mechanism, "delta": delta}, epsilon or list(PAPER_STEPS)
     title = f"DP-SGD steps at q = {sample_rate:g}, σ = {noise_multiplier:g}, δ = {delta:g}"
+    document: dict[str, Any]
     answers = _answers(mechanism, delta, steps, epsilons)
     if steps:
         costs = [{"steps": count, "epsilon": spent} for count, spent in zip(steps, answers, strict=True)]

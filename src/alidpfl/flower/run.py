@@ -246,6 +246,10 @@ def refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Met
             f'model.name="{config.model.name}" needs statistics that vaults do not release: choose another model, or '
             "run it with `alidpfl run`"
         )
+    if config.privacy.unit != "record":
+        raise ConfigError(
+            f'privacy.unit="{config.privacy.unit}" is for `alidpfl run`: vaults protect single records; leave it out'
+        )
     if config.privacy.noise != "gaussian":
         raise ConfigError(
             f'privacy.noise="{config.privacy.noise}" is for `alidpfl run`; over nodes each owner chooses it: set '

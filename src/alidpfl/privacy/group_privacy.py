@@ -60,7 +60,7 @@ def group_epsilon(mechanisms: Iterable[Mechanism], delta: float, group: int) -> 
 @lru_cache(maxsize=256)
 def _group_epsilon(composition: Composition, delta: float, group: int) -> float:
     try:
-        if all(m.sample_rate == 1 for m in composition):  # releases compose to one, and the group moves it g times as far
+        if all(m.sample_rate == 1 for m in composition):  # they compose to one release, which moves g times as far
             return gaussian_epsilon(group * math.sqrt(sum(m.steps / m.noise_multiplier**2 for m in composition)), delta)
         found = tilted_epsilon(composition, delta, group=group)
     except (ArithmeticError, ValueError):

@@ -14,7 +14,7 @@ adds probability. θ, the grid and the window are estimates: they decide how tig
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,7 +22,7 @@ from scipy import fft
 from scipy.optimize import brentq
 from scipy.special import ndtri_exp
 
-from alidpfl.privacy.mechanisms import Composition
+from alidpfl.privacy.mechanisms import Composition, SampledGaussian
 from alidpfl.privacy.step_losses import Floats, Sketch, Step, StepLosses, loss_range, sketch, step_losses, typical_loss
 
 _FINENESS: Final = 0.05  # of the grid: its interval / a step's typical loss. ε is then about 4e-4 too large, at most
@@ -50,7 +50,7 @@ def tilted_epsilon(composition: Composition, delta: float, *, coarser: int = 1, 
         ArithmeticError: The losses do not fit on a grid of floats.
         ValueError: A logarithm left the range of floats.
     """
-    steps = [_step(*astuple(mechanism), group) for mechanism in composition]
+    steps = [_step(mechanism, group) for mechanism in composition]
     with np.errstate(all="ignore"):  # log 0 and e^-1000 are meant
         reach = -float(ndtri_exp(math.log(delta / sum(step.count for step in steps)) + _LOG_TAIL))
         interval = _interval(steps, reach, coarser)
@@ -58,7 +58,7 @@ def tilted_epsilon(composition: Composition, delta: float, *, coarser: int = 1, 
         bounds = []
         for direction, remove in enumerate((True, False)):
             sketches = [
-                sketch(step.sample_rate, step.noise_multiplier, reach, remove=remove, group=step.group) for step in steps
+                sketch(one.sample_rate, one.noise_multiplier, reach, remove=remove, group=one.group) for one in steps
             ]
             window = _window(steps, sketches, delta, 1 / interval)
             bounds.append(_compose(steps, [pair[direction] for pair in both], window, interval).epsilon(delta))
@@ -122,10 +122,11 @@ class _Composed:
         return float(np.logaddexp(self.log_scale - tilt * epsilon + math.log(tilted), np.log(self.left_out)))
 
 
-def _step(sample_rate: float, noise_multiplier: float, steps: int, group: int) -> Step:
-    if sample_rate == 1:  # T Gaussian releases equal one at σ/√T (Dong, Roth & Su 2022, Corollary 3.3)
-        return Step(1.0, noise_multiplier / math.sqrt(steps) / group)
-    return Step(sample_rate, noise_multiplier, steps, group)
+def _step(mechanism: SampledGaussian, group: int) -> Step:
+    rate, noise, steps = mechanism.sample_rate, mechanism.noise_multiplier, mechanism.steps
+    if rate == 1:  # T Gaussian releases equal one at σ/√T (Dong, Roth & Su 2022, Corollary 3.3)
+        return Step(1.0, noise / math.sqrt(steps) / group)
+    return Step(rate, noise, steps, group)
 
 
 def _interval(steps: Sequence[Step], reach: float, coarser: int) -> float:
@@ -134,7 +135,8 @@ def _interval(steps: Sequence[Step], reach: float, coarser: int) -> float:
     Connecting the dots raises ε by about T (1 + θ) d²/12, and ε >= T (1 + θ) E[L]. So it depends on the mean of E[L].
     """
     count = sum(step.count for step in steps)
-    typical = math.sqrt(sum(s.count * typical_loss(s.sample_rate, s.noise_multiplier, s.group) ** 2 for s in steps) / count)
+    squares = (s.count * typical_loss(s.sample_rate, s.noise_multiplier, s.group) ** 2 for s in steps)
+    typical = math.sqrt(sum(squares) / count)
     widest = max(loss_range(step, reach) for step in steps)
     return coarser * max(_FINENESS * typical, widest / _STEP_POINTS)
 

@@ -1,6 +1,7 @@
 """From a configuration to a federation: load and split the data, build the model, calibrate the noise."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from alidpfl.federation.settings import Engine, FederationSettings
 from alidpfl.methods import Loss, Method, check_method_options, make_method
 from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
-from alidpfl.privacy import GaussianRelease, Ledger, PrivacyBudget, noise_multiplier_for
+from alidpfl.privacy import GaussianRelease, Ledger, PlannedLedger, PrivacyBudget, noise_multiplier_for
 from alidpfl.registry import METHODS
 from alidpfl.releases.queries import EvaluationQuery
 from alidpfl.runs.data import evaluates_privately, load_data, secret_key, simulation_data, unit_warnings
@@ -30,6 +31,9 @@ from alidpfl.runs.standardise import statistics_bytes, with_statistics
 from alidpfl.simulation import Simulation, SimulationData, Wrap
 from alidpfl.tables.encode import Encoder
 from alidpfl.types import ClientId, OnProgress, OnShare, TaskKind, ignore_progress, loss_for
+
+GROUPS = (2, 5, 30)
+"""Numbers of records of one person that a record-level run tells ε of. Fixed, because real numbers are private."""
 
 _STEPS_PER_ROUND = 2  # that σ pays for by default; a policy divides them among the rounds
 _SHOWN_CLIENTS = 5  # whose numbers a warning lists
@@ -84,8 +88,11 @@ class Prepared:
     """Statistics that were released before the first round. They are a part of the model."""
     held_out_key: bytes | None = field(default=None, repr=False)
     """Secret key of the held-out rows of a table. A resumed run needs it."""
-    has_persons: bool = False
-    """True if the data say which records are a person's."""
+    group_epsilon: dict[str, float] = field(default_factory=dict)
+    """ε of several records of one person, by their number, once the whole budget is spent.
+
+    For a run that protects single records of data with persons. Empty for others.
+    """
     repeats_rounds: bool
     """True if a lost round can be run again with the same outcome, so that nothing new is released."""
 
@@ -188,13 +195,21 @@ def prepare(
         uncovered=(*uncovered, *uncovered_signals(parts.policy, parts.method)),
         weakness=config.budget.weakness(max(data.sizes), config.privacy.unit),
         warnings=(*dataset.warnings, *unit_warnings(config, dataset), *_warnings(config, data.sizes)),
-        has_persons=dataset.persons is not None,
+        group_epsilon=_group_epsilon(parts.ledger) if unit_warnings(config, dataset) else {},
         encoder=dataset.encoder,
         records=config.data.name,
         randomness=config.run.randomness,
         held_out_key=held_out_key,
         repeats_rounds=is_seeded,
     )
+
+
+def _group_epsilon(ledger: Ledger) -> dict[str, float]:
+    """Return ε of groups of records. A ledger for noise that depends on outputs has no bound, so it gives none."""
+    if not isinstance(ledger, PlannedLedger):
+        return {}
+    found = {str(group): ledger.group_epsilon(group) for group in GROUPS}
+    return {group: value for group, value in found.items() if value < math.inf}
 
 
 def private_evaluation(
