@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
@@ -11,15 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils import data as torch_data
 
+from alidpfl.config.schema import DEFAULT_MAX_RECORDS
 from alidpfl.data.dataset import check_counts, kind_of
 from alidpfl.data.frames import check_columns, is_frame, is_hub_dataset
-from alidpfl.data.own import Client, Clients, described, from_clients, labelled
-from alidpfl.dpsgd import make_loss
+from alidpfl.data.own import Client, Clients, described, from_clients, labelled, persons_of
+from alidpfl.data.own import Groups as Persons
+from alidpfl.dpsgd import Groups, make_loss
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation import Federation, FederationSettings, ServerSettings
 from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.settings import Part
 from alidpfl.federation.tensors import num_params, trained
+from alidpfl.inputs import checks
 from alidpfl.inputs.names import named
 from alidpfl.methods import Loss, Method, make_method
 from alidpfl.planner import PlanRequest, affordable_rounds, choose_setting, weak_signal
@@ -28,7 +31,7 @@ from alidpfl.privacy import PrivacyBudget, SampledGaussian
 from alidpfl.registry import ACCOUNTANTS
 from alidpfl.simulation import Simulation, SimulationData
 from alidpfl.simulation.checks import gives_probabilities
-from alidpfl.types import NoiseKind, loss_for
+from alidpfl.types import NoiseKind, Unit, loss_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,23 +45,33 @@ class Privacy:
     """
 
     epsilon: float
-    """ε that every client may spend in total. A smaller ε reveals less about any one record."""
+    """ε that every client may spend in total. A smaller ε reveals less about any one record (or person)."""
     delta: float
     """δ: the probability that ε may fail to hold. Keep it well below one over the number of records."""
     sample_rate: float
-    """q: probability that a record joins a batch, in (0, 1]."""
+    """q: probability that a record (or person) joins a batch, in (0, 1]."""
     noise_multiplier: float
     """σ: the noise divided by the clip norm."""
     accountant: str = "pld"
     """How ε is computed: "pld" (tightest), "rdp", or "rdp-paper" (as in the paper)."""
     noise: NoiseKind = "gaussian"
     """"grid": noise that is exact to the last bit, but slower (docs/explanation/floating-point.md)."""
+    unit: Unit = "record"
+    """What ε protects: "record", or "person" for all records of a person at one client. See docs/how-to/persons.md."""
+    max_records: int | None = None
+    """k, for persons: the most records of a person in a step, drawn afresh in every step. None means 4."""
 
     def __post_init__(self) -> None:
         """Refuse at once what the ledger would refuse later."""
         SampledGaussian(sample_rate=self.sample_rate, noise_multiplier=self.noise_multiplier)
         _ = self.budget, ACCOUNTANTS[self.accountant]
         named("noise", self.noise, dict.fromkeys(get_args(NoiseKind)))
+        named("unit", self.unit, dict.fromkeys(get_args(Unit)))
+        if self.unit == "record" and self.max_records is not None:
+            raise ConfigError(f'max_records={self.max_records!r} is for unit="person"; set that too, or leave it out')
+        if self.unit == "person":
+            found = DEFAULT_MAX_RECORDS if self.max_records is None else self.max_records
+            object.__setattr__(self, "max_records", checks.whole("max_records", found, low=1))
 
     @classmethod
     def plan(
@@ -71,10 +84,13 @@ class Privacy:
         max_rounds: int,
         accountant: str = "pld",
         max_epochs: float | None = None,
+        unit: Unit = "record",
+        max_records: int | None = None,
+        groups: Persons | None = None,
     ) -> "Privacy":
         """Return the sampling rate and the noise that use a budget best, as `alidpfl plan` finds them.
 
-        Only public numbers are used: how many clients, records and parameters there are.
+        Only public numbers are used: how many clients, records (or persons) and parameters there are.
 
         Args:
             model: what will be trained.
@@ -84,6 +100,9 @@ class Privacy:
             max_rounds: R_s, the maximum number of communication rounds.
             accountant: how ε is computed.
             max_epochs: limit on a client's passes over its data, if computing is scarce.
+            unit: what ε protects, "record" or "person".
+            max_records: k, for persons: the most records of a person in a step.
+            groups: for persons, the person of each record, as for `federate`.
 
         >>> import torch
         >>> clients = [(torch.zeros(300, 20), torch.zeros(300, dtype=torch.int64)) for _ in range(5)]
@@ -91,7 +110,10 @@ class Privacy:
         >>> 0 < plan.sample_rate <= 1, plan.noise_multiplier > 0
         (True, True)
         """
-        sizes = [len(labelled(client, who)) for who, client in described(_checked_clients(clients))]
+        clients = _checked_clients(clients)
+        sizes = [len(labelled(client, who)) for who, client in described(clients)]
+        if (persons := _persons(unit, clients, groups, sizes)) is not None:
+            sizes = [len(own.unique()) for own in persons]
         request = PlanRequest(
             epsilon=epsilon,
             delta=delta,
@@ -106,7 +128,15 @@ class Privacy:
         if (weakness := weak_signal(setting)) is not None:
             warnings.warn(weakness, stacklevel=2)
         rate, sigma = setting.sample_rate, setting.noise_multiplier
-        return cls(epsilon=epsilon, delta=delta, sample_rate=rate, noise_multiplier=sigma, accountant=accountant)
+        return cls(
+            epsilon=epsilon,
+            delta=delta,
+            sample_rate=rate,
+            noise_multiplier=sigma,
+            accountant=accountant,
+            unit=unit,
+            max_records=max_records,
+        )
 
     @property
     def budget(self) -> PrivacyBudget:
@@ -121,6 +151,7 @@ def federate(
     privacy: Privacy,
     max_rounds: int,
     learning_rate: float,
+    groups: Persons | None = None,
     test: Client | None = None,
     public: Client | None = None,
     method: str | Method = "ali_dpfl",
@@ -144,13 +175,15 @@ def federate(
         privacy: budget, sampling rate and noise of every client.
         max_rounds: R_s, the maximum number of communication rounds.
         learning_rate: η₀, the clients' step size at the start. `schedule` says how it falls.
+        groups: for `Privacy(unit="person")`, the person of each record: one array of whole numbers or texts for each
+            client, in a list or by name, as the clients.
         test: data that is not private, to evaluate on.
         public: public data, for methods that need the loss on it (adap_dpfl).
         method: a name, or an object of your own (see `Method`).
         policy: how τ is chosen: a name, or an object of your own (see `Policy`); None for the method's default.
         loss: the loss of each record: a name, or a function of outputs and targets. None for "cross_entropy",
             "squared" or "binary", by the targets.
-        clip_norm: C, the norm to which each record's gradient is clipped, for a method given by name.
+        clip_norm: C, the norm to which the gradient of each record (or person) is clipped, for a method given by name.
         server: momentum, averaging, quorum, and what limits hostile clients.
         seed: makes the simulation repeatable. NOT private from anyone who knows it. None for secure randomness.
         processes: worker processes; None for one for each core.
@@ -183,7 +216,7 @@ def federate(
         raise ConfigError("test or public is one of the clients, which are private: pass other data, or none")
     if method.needs_public_loss and public is None:
         raise ConfigError(f"{method.name} needs the loss on public data: pass public=(inputs, targets)")
-    data = _data(clients, test, public)
+    data = _data(clients, test, public, privacy, groups)
     federation = Federation(
         model=model,
         method=method,
@@ -204,7 +237,7 @@ def federate(
             loss=_loss(loss, data),
         ),
     )
-    if (weakness := privacy.budget.weakness(max(data.sizes))) is not None:
+    if (weakness := privacy.budget.weakness(max(data.sizes), privacy.unit)) is not None:
         warnings.warn(weakness, stacklevel=2)
     if gives_probabilities(model, data):
         warnings.warn(
@@ -265,7 +298,24 @@ def _settings(
         raise ConfigError(f"federate: {error}") from None
 
 
-def _data(clients: Clients, test: Client | None, public: Client | None) -> SimulationData:
+def _persons(unit: Unit, clients: Clients, groups: Persons | None, sizes: Sequence[int]) -> tuple[Tensor, ...] | None:
+    """Return the number of the person of each record, by client; None if the unit of privacy is a record."""
+    if unit == "record" and groups is not None:
+        raise ConfigError(
+            'groups are given, and privacy has unit="record": to protect persons set Privacy(unit="person"), or leave '
+            "groups out"
+        )
+    if unit == "person" and groups is None:
+        raise ConfigError(
+            'privacy has unit="person", and no groups are given: pass groups=[...], for each client an array with the '
+            "person of each record"
+        )
+    return None if groups is None else persons_of(clients, groups, sizes, "federate")
+
+
+def _data(
+    clients: Clients, test: Client | None, public: Client | None, privacy: Privacy, groups: Persons | None
+) -> SimulationData:
     """Put all records into one pair of tensors. Without test data, a client gives the shape."""
     first = next(client for _, client in described(clients))
     dataset = from_clients(clients, test=first if test is None else test)
@@ -283,4 +333,12 @@ def _data(clients: Clients, test: Client | None, public: Client | None) -> Simul
         evaluation["validation"] = (held.inputs, held.targets)
     train, rows = dataset.train, dataset.natural_clients
     assert rows is not None  # noqa: S101 - for the type checker
-    return SimulationData(inputs=train.inputs, targets=train.targets, clients=rows, evaluation=evaluation)
+    persons = _persons(privacy.unit, clients, groups, [len(own) for own in rows])
+    return SimulationData(
+        inputs=train.inputs,
+        targets=train.targets,
+        clients=rows,
+        evaluation=evaluation,
+        groups=() if persons is None else [Groups.of(*pair) for pair in zip(persons, rows, strict=True)],
+        max_records=privacy.max_records or 1,
+    )

@@ -72,12 +72,24 @@ def loss_text(name: str, quantile: float) -> str:
     return f'loss="{name}"' + (f" at {exact(quantile)}" if name == "quantile" else "")
 
 
+def protected(unit: str) -> str:
+    """Return what the ε of a run holds for, in words.
+
+    >>> protected("person")
+    'ε holds for all records of a person at one client'
+    """
+    whom = "all records of a person" if unit == "person" else "one record"
+    return f"ε holds for {whom} at one client"
+
+
 ClientId: TypeAlias = int
 """Number of a client, from 0."""
 Release: TypeAlias = Literal["step", "update"]
 """What the noise is added to: every local step (DP-SGD), or the whole update of a round."""
 NoiseKind: TypeAlias = Literal["gaussian", "grid"]
 """Floating-point Gaussian noise, or whole numbers on a grid: exact, but slower (docs/explanation/floating-point.md)."""
+Unit: TypeAlias = Literal["record", "person"]
+"""What ε protects: each record, or all records of a person at one client."""
 AccountantName: TypeAlias = Literal["pld", "rdp", "rdp-paper"]
 """Accountants that a vault offers; `pld` is the tightest."""
 AccountingKind: TypeAlias = Literal["planned", "filter"]

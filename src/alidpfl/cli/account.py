@@ -1,6 +1,7 @@
 """The command `account`: what a budget pays for, and what steps cost."""
 
 import json
+import math
 from functools import partial
 from typing import Annotated, Any
 
@@ -27,6 +28,9 @@ def account(
     delta: Annotated[float, Option(help="δ of the budget, in (0, 1).")] = 1e-5,
     epsilon: Annotated[list[float] | None, Option(help="ε of a budget; repeat for several columns.")] = None,
     steps: Annotated[list[int] | None, Option(help="Show what this many steps cost instead; may be repeated.")] = None,
+    group: Annotated[
+        int | None, Option(help="Also show ε of this many records of one person, protected as single records.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     r"""Show how many DP-SGD steps a privacy budget pays for, by each accountant.
@@ -34,6 +38,9 @@ def account(
     Without --epsilon it shows the budgets of the paper. rdp-paper is the
     paper's own accountant, rdp has a tighter conversion, and pld is the
     tightest: use pld. All are safe: none reports less ε than is spent.
+
+    --group 30 shows what these steps cost a person with thirty records, at the
+    same δ. The bound is exact: thirty equal records reach it.
 
     Example:
       alidpfl account --sample-rate 0.01 --noise-multiplier 1.3 --epsilon 2 \
@@ -44,6 +51,7 @@ def account(
     mechanism = {"sample_rate": sample_rate, "noise_multiplier": noise_multiplier}
     setting, epsilons = {**mechanism, "delta": delta}, epsilon or list(PAPER_STEPS)
     title = f"DP-SGD steps at q = {sample_rate:g}, σ = {noise_multiplier:g}, δ = {delta:g}"
+    document: dict[str, Any]
     answers = _answers(mechanism, delta, steps, epsilons)
     if steps:
         costs = [{"steps": count, "epsilon": spent} for count, spent in zip(steps, answers, strict=True)]
@@ -60,10 +68,67 @@ def account(
             for value, paid in zip(epsilons, answers, strict=True)
         ]
         document, table = {**setting, "budgets": budgets}, _budgets_table(budgets, title)
+    tables = [table]
+    if group is not None:
+        counts = [cost["steps"] for cost in document["costs"]] if steps else [paid["pld"] for paid in answers]
+        document["groups"] = _of_groups(mechanism, delta, group, [count for count in counts if count])
+        tables.append(_groups_table(document["groups"], group, delta))
     if as_json:
-        typer.echo(json.dumps(document, indent=2))
+        typer.echo(json.dumps(_strict(document), indent=2, allow_nan=False))
     else:
-        wide_console().print(table)
+        wide_console().print(*tables, sep="\n")
+
+
+def _strict(value: Any) -> Any:
+    """Return a value that JSON can hold: infinity becomes null."""
+    if isinstance(value, dict):
+        return {key: _strict(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_strict(inner) for inner in value]
+    return None if value == math.inf else value
+
+
+def _of_groups(mechanism: dict[str, Any], delta: float, group: int, counts: list[int]) -> list[dict[str, Any]]:
+    """Return ε of a record and of a group of records, for each number of steps."""
+    from alidpfl.privacy import MAX_GROUP, SampledGaussian, epsilon, group_epsilon, naive_group_epsilon
+
+    if not 1 <= group <= MAX_GROUP:
+        raise ConfigError(f"--group {group} must be a whole number from 1 to {MAX_GROUP}")
+    found = []
+    with moving_line(DESCRIPTION) as progress:
+        task = progress.add_task("loading the accountants")
+        for count in counts:
+            progress.update(task, description=f"{count} steps for {group} records")
+            steps = [SampledGaussian(**mechanism, steps=count)]
+            found.append(
+                {
+                    "group": group,
+                    "steps": count,
+                    "epsilon": epsilon(steps, delta),
+                    "group_epsilon": group_epsilon(steps, delta, group),
+                    "naive_group_epsilon": naive_group_epsilon(steps, delta, group),
+                }
+            )
+    return found
+
+
+def _groups_table(found: list[dict[str, Any]], group: int, delta: float) -> Table:
+    from alidpfl.reporting.tables import rounded_up
+
+    def shown(value: float) -> str:
+        return "none" if value == math.inf else rounded_up(value)
+
+    rows = {
+        "ε of one record": "epsilon",
+        f"ε of {group} records": "group_epsilon",
+        "by the general rule": "naive_group_epsilon",
+    }
+    title = f"ε of {group} records of one person, by pld at δ = {delta:g}"
+    caption = "The general rule knows nothing of the mechanism. It is here for comparison."
+    table = Table("steps", *(str(one["steps"]) for one in found), title=title, caption=caption)
+    for name, key in rows.items():
+        table.add_row(name, *(shown(one[key]) for one in found))
+    return table
 
 
 def _answers(

@@ -177,7 +177,8 @@ def _claim(outcome: "Outcome") -> str:
     covered = "" if outcome.covers_everything else f" (it does NOT cover: {'; '.join(outcome.uncovered)})"
     is_known = outcome.randomness == "seeded" and not outcome.is_synthetic
     seeded = " (seeded: anyone who knows the seed can subtract the noise)" if is_known else ""
-    return f"ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{covered}{seeded}"
+    unit = " for all records of a person at one client" if outcome.unit == "person" else ""
+    return f"ε = {rounded_up(outcome.epsilon)}, δ = {outcome.delta:g}{unit}{covered}{seeded}"
 
 
 def _how_to_resume(folder: str | Path) -> str:

@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.table import Table
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from alidpfl.tables.estimates import ColumnStatistics, Estimate
+    from alidpfl.types import Unit
 
 _MOST_CLIENTS = 8  # side by side on a terminal
 
@@ -31,6 +32,8 @@ def statistics(
     epsilon: Annotated[float, Option(help="ε that every client spends on this release.")] = 0.5,
     delta: Annotated[float, Option(help="δ that every client spends on this release.")] = 1e-6,
     bins: Annotated[int, Option(help="Bins of each number between its bounds; 0: no histograms and quantiles.")] = 20,
+    unit: Annotated[str, Option(help="What ε protects: record, or person for all rows of a person.")] = "record",
+    max_records: Annotated[int | None, Option(help="With --unit person: the most rows of a person that count.")] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="New JSON file to write.")] = None,
     show: Annotated[Path | None, Option(help="Show a file that -o or a deployment wrote, and release nothing.")] = None,
     as_json: AsJson = False,
@@ -41,7 +44,8 @@ def statistics(
     how far the noise may have moved a value. Every call costs every client ε
     and δ anew, on top of whatever else is released from these rows. All rows
     are read, also those that runs hold out. The number of rows of each file
-    counts as public, and is shown without noise.
+    counts as public, and is shown without noise. With --unit person, a person
+    counts once, by the mean of her rows, and the number of persons is public.
 
     Example:
       alidpfl statistics --schema schema.toml --data hospitals/*.csv \
@@ -60,7 +64,15 @@ def statistics(
 
     budget = PrivacyBudget(epsilon=epsilon, delta=delta)
     with progress_bar("reading") as on_progress:
-        found = table_statistics(schema, [*data, *(more or [])], budget=budget, bins=bins, on_progress=on_progress)
+        found = table_statistics(
+            schema,
+            [*data, *(more or [])],
+            budget=budget,
+            bins=bins,
+            unit=cast("Unit", unit),
+            max_records=max_records,
+            on_progress=on_progress,
+        )
     values = found.to_json()
     document = json.dumps(values, indent=2, allow_nan=False)
     if out is not None:
@@ -102,25 +114,25 @@ def _columns(values: "Mapping[str, Any]") -> "list[ColumnStatistics]":
 def show_statistics(values: "Mapping[str, Any]") -> None:
     """Print two tables of a document: numbers overall, and means and shares by client."""
     columns, clients = _columns(values), [*values["clients"].items()]
-    console = wide_console()
+    console, units = wide_console(), "persons" if values.get("unit") == "person" else "rows"
     if any(column.kind == "number" for column in columns):
-        console.print(_numbers(columns, int(values["rows"])))
+        console.print(_numbers(columns, int(values[units]), units))
     shown = {printable(name): _columns(client) for name, client in clients[:_MOST_CLIENTS]}
     console.print(_by_client(columns, shown))
     if len(shown) < len(clients):
         typer.echo(f"and {len(clients) - len(shown)} more clients; see --out")
     typer.echo("± is the noise alone, at 95 %: the value of these very rows lies within it, 19 times in 20")
-    typer.echo("the number of rows of each client counts as public: it has no noise")
+    typer.echo(f"the number of {units} of each client counts as public: it has no noise")
     if bins := int(values["bins"]):
         typer.echo(f"quantiles are known to the width of a bin: a number's range divided by {bins}")
 
 
-def _numbers(columns: "Sequence[ColumnStatistics]", rows: int) -> Table:
+def _numbers(columns: "Sequence[ColumnStatistics]", count: int, units: str) -> Table:
     from alidpfl.tables.estimates import QUANTILES
 
     has_quantiles = any(column.quantiles is not None for column in columns)
     shares = [f"{100 * share:g} %" for share in QUANTILES] if has_quantiles else []
-    table = Table("column", "missing", "mean", "deviation", *shares, title=f"numbers of all {rows:,} rows")
+    table = Table("column", "missing", "mean", "deviation", *shares, title=f"numbers of all {count:,} {units}")
     for column in columns:
         if column.kind == "number":
             quantiles = column.quantiles or {}

@@ -118,7 +118,7 @@ def init(
         --dir /var/lib/alidpfl/hospital-b --epsilon 2 --delta 1e-5 \
         --sample-rate 0.04 --min-noise-multiplier 1.1 --max-steps-per-round 10
     """
-    from alidpfl.data.table import ROW_LEVEL
+    from alidpfl.data.persons import ROW_LEVEL
     from alidpfl.vault.accounts import budget_of
     from alidpfl.vault.enrolment import enrol
     from alidpfl.vault.policy import make_policy

@@ -34,9 +34,11 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
 def parse_config(values: Mapping[str, Any]) -> Config:
     """Check nested plain values and return a Config."""
     try:
-        return Config.model_validate(values)
+        config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(together(_explained(problem, values) for problem in error.errors())) from None
+    config.check_unit()
+    return config
 
 
 def _resolve_filters(values: dict[str, Any], folder: Path) -> None:

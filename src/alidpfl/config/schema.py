@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from alidpfl.errors import ConfigError
 from alidpfl.inputs.checks import as_bytes, as_seconds
 from alidpfl.registry import ACCOUNTANTS, AGGREGATIONS, DATASETS, LOSSES, METHODS, MODELS, POLICIES, Registry
-from alidpfl.types import NoiseKind, Release
+from alidpfl.types import NoiseKind, Release, Unit
 
 if TYPE_CHECKING:
     from alidpfl.privacy import PrivacyBudget
@@ -23,6 +24,7 @@ FEATURE_SETTINGS = tuple(("model", key) for key in ("frequencies", "upright", "p
 # Left out of config.toml at their defaults: runs and results that are older than these settings keep their identity.
 _LATER_SETTINGS: dict[tuple[str, str], Any] = {
     ("privacy", "noise"): "gaussian",
+    ("privacy", "unit"): "record",
     ("model", "quantile"): 0.5,
     ("data", "loader_options"): {},
     ("data", "files"): [],
@@ -31,6 +33,9 @@ _LATER_SETTINGS: dict[tuple[str, str], Any] = {
     ("federation", "trim"): 0.3,
     ("evaluation", "releases"): 5,
 }
+DEFAULT_MAX_RECORDS = 4
+"""k, if the unit of privacy is a person and nothing else is set."""
+
 _OWN = frozenset({"npz", "table"})  # the user's own records, one client for each file
 _WITH_CLIENTS = _OWN | {"synthetic"}  # data sets that say who holds what
 
@@ -179,7 +184,21 @@ class PrivacySection(_Section):
     epsilon: float = _setting(2.0, "ε that every client may spend. Smaller is more private.", gt=0, le=1e6)
     delta: float = _setting(1e-5, "δ of every client: the probability that ε may fail to hold.", gt=0, lt=1)
     accountant: Accountant = _setting("pld", "How ε is computed. `pld` is the tightest.")
-    sample_rate: float = _setting(0.04, "q: probability that a record joins a batch.", ge=1e-9, le=1)
+    unit: Unit = _setting(
+        "record",
+        "What ε protects. `person`: all records of a [person](../how-to/persons.md) at one client together. The data "
+        "must then say which records are a person's.",
+        example="person",
+    )
+    max_records: int | None = _setting(
+        None,
+        "k, for `unit` = `person`: the most records of a person in a step, drawn afresh in every step. Default: "
+        f"{DEFAULT_MAX_RECORDS}.",
+        ge=1,
+        le=10_000,
+        example=3,
+    )
+    sample_rate: float = _setting(0.04, "q: probability that a record (or person) joins a batch.", ge=1e-9, le=1)
     noise_multiplier: float | None = _setting(
         None, "σ: noise divided by C. Default: the least noise that pays for `max_steps` steps.", gt=0, example=1.1
     )
@@ -225,7 +244,9 @@ class MethodSection(_Section):
         example=3,
     )
     clip_norm: float = _setting(
-        1.0, "C: each record's gradient is clipped to this norm. For adap_dpfl, C of the first round.", gt=0
+        1.0,
+        "C: the gradient of each record (or person) is clipped to this norm. For adap_dpfl, C of the first round.",
+        gt=0,
     )
     learning_rate: float = _setting(4.0, "η₀: the clients' step size at the start.", ge=1e-9, le=1e6)
     schedule: Literal["constant", "late_decay", "linear", "cosine"] = _setting(
@@ -393,6 +414,13 @@ class Config(_Section):
         return "update" if self.method.options.get("variant") == "output" else "step"
 
     @property
+    def max_records(self) -> int | None:
+        """k, the most records of a person in a step; None if the unit of privacy is a record."""
+        if self.privacy.unit == "record":
+            return None
+        return self.privacy.max_records or DEFAULT_MAX_RECORDS
+
+    @property
     def has_features(self) -> bool:
         """True if the model learns from fixed features of images."""
         return self.model.name == "scatter_linear"
@@ -416,6 +444,31 @@ class Config(_Section):
     def local_steps(self) -> int:
         """τ of the policy `fixed`: the number that is set, or the method's default."""
         return self.method.local_steps or int(METHODS[self.method.name].default_local_steps)
+
+    def check_unit(self) -> None:
+        """Raise ConfigError if the unit of privacy does not fit the other settings."""
+        privacy, model, data = self.privacy, self.model, self.data
+        if privacy.unit == "record":
+            if privacy.max_records is not None:
+                raise ConfigError(
+                    f'privacy.max_records={privacy.max_records} must be left out, or used with privacy.unit="person"'
+                )
+            return
+        if self.has_features:
+            raise ConfigError(
+                f'privacy.unit="person": the statistics of model.name="{model.name}" are of single records; use '
+                "another model, such as compact_cnn"
+            )
+        if data.name in DATASETS.shipped and data.name not in _OWN:
+            raise ConfigError(
+                f'privacy.unit="person": {data.name} does not say which records are a person\'s; use npz or table, or '
+                "leave the unit out"
+            )
+        if self.partition != "natural":
+            raise ConfigError(
+                f'data.partition="{self.partition}" would deal the records of a person to several clients; with '
+                'privacy.unit="person" leave it out'
+            )
 
     def with_absolute_paths(self) -> "Config":
         """Return a copy with absolute paths of the data, so that resuming works from any directory."""
@@ -442,4 +495,6 @@ class Config(_Section):
                 values[section].pop(key)
         if self.policy == "fixed":
             values["method"]["local_steps"] = self.local_steps
+        if self.max_records is not None:
+            values["privacy"]["max_records"] = self.max_records
         return {section: settings for section, settings in values.items() if settings}

@@ -130,6 +130,13 @@ class Dataset:
     """The rows of `train` that each client holds (int64, sorted), if the data set has clients of its own."""
     client_names: tuple[str, ...] = ()
     """The names of these clients, if they have names."""
+    persons: tuple[Tensor, ...] | None = field(default=None, repr=False)
+    """For each of these clients the person's number of each of its rows (int64). None if the data do not say.
+
+    Persons belong to a client: a person at two clients is two persons.
+    """
+    held_out_persons: tuple[Tensor, ...] | None = field(default=None, repr=False)
+    """The same for the rows of `held_out_clients`."""
     encoder: "Encoder | None" = field(default=None, repr=False)
     """Turns raw rows into inputs, for tables. It is stored with the model."""
     warnings: tuple[str, ...] = ()
@@ -147,6 +154,12 @@ class Dataset:
                 raise DataError(f"{name}: {what} have shape {train} in train and {test} in test; make them equal")
         if self.natural_clients is not None:
             _check_clients(name, self.natural_clients, len(self.train))
+        for what, persons, clients in (
+            ("persons", self.persons, self.natural_clients),
+            ("held_out_persons", self.held_out_persons, self.held_out_clients),
+        ):
+            if persons is not None:
+                _check_persons(f"{name}: {what}", persons, clients)
 
     def _check_part(self, part: str, records: LabelledData) -> None:
         name, classes = self.name, self.num_classes
@@ -263,3 +276,15 @@ def _check_clients(name: str, clients: tuple[Tensor, ...], num_records: int) -> 
         if bool(seen[rows].any()) or len(rows.unique()) != len(rows):
             raise DataError(f"{name}: client {number} has records that another client has too; make clients disjoint")
         seen[rows] = True
+
+
+def _check_persons(what: str, persons: tuple[Tensor, ...], clients: tuple[Tensor, ...] | None) -> None:
+    """Check that every row of every client has the number of a person."""
+    if clients is None or len(persons) != len(clients):
+        raise DataError(f"{what} must have one tensor for each client of the data set")
+    for number, (own, rows) in enumerate(zip(persons, clients, strict=True)):
+        if own.dtype != torch.int64 or own.shape != rows.shape:
+            raise DataError(
+                f"{what}: client {number} has {own.dtype} of shape {tuple(own.shape)}; need torch.int64, one number "
+                "for each of its rows"
+            )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from alidpfl.data.frames import (
     is_hub_dataset,
     target_values,
 )
-from alidpfl.errors import ConfigError, DataError
+from alidpfl.data.persons import person_numbers
+from alidpfl.errors import ConfigError, DataError, printable
 from alidpfl.inputs import checks
 
 Arrays: TypeAlias = Tensor | NDArray[Any] | ArrayLike | Any
@@ -31,8 +32,8 @@ Client: TypeAlias = tuple[Arrays, Arrays] | torch_data.Dataset[Any] | LabelledDa
 """A client's inputs and targets, or a torch data set with items (input, target)."""
 Clients: TypeAlias = Sequence[Client] | Mapping[str, Client]
 """Clients in a list, or by their names."""
-
-_FileArrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
+Groups: TypeAlias = Sequence[Arrays] | Mapping[str, Arrays]
+"""For each client the person of each of its records, as whole numbers or texts; in the form of the clients."""
 
 TEST_FILE = "test.npz"
 
@@ -43,7 +44,23 @@ _STREAM = 5  # keeps these random numbers apart from those of the partitions
 _ZIP = b"PK"  # the first bytes of a .npz file
 _CLASSES_SHOWN = "the number of classes, which was taken from the clients' labels"
 _FORM = "store x with shape (n, ...) and y with shape (n,), or (n, k) for k labels, by numpy.savez(file, x=..., y=...)"
+_KNOWN = ("x", "y", "person")
 _TEXTS = "are texts or mixed; number classes from 0 by a public list, such as y.map({'no': 0, 'yes': 1})"
+
+
+class _FileArrays(NamedTuple):
+    """The arrays of a .npz file."""
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    person: NDArray[Any] | None = None
+
+
+class ClientFile(NamedTuple):
+    """The records of one client, and the number of the person of each; None if the file does not say."""
+
+    records: LabelledData
+    persons: Tensor | None
 
 
 def from_clients(
@@ -98,6 +115,34 @@ def from_clients(
         shown=(_CLASSES_SHOWN,) if counts_classes else (),
         natural_clients=tuple(torch.arange(int(a), int(b)) for a, b in pairwise(ends)),
         client_names=tuple(map(str, clients)) if isinstance(clients, Mapping) else (),
+    )
+
+
+def persons_of(clients: Clients, groups: Groups, sizes: Sequence[int], name: str = "own") -> tuple[Tensor, ...]:
+    """Return the number of the person of each record, by client.
+
+    Args:
+        clients: the clients; only their names are read.
+        groups: the person of each record, by client, in the same form.
+        sizes: number of records of each client.
+        name: begins the errors.
+
+    Raises:
+        DataError: `groups` does not fit the clients or their records.
+    """
+    if isinstance(groups, Mapping) != isinstance(clients, Mapping):
+        raise DataError("groups and clients must both be lists, or both have names")
+    if isinstance(groups, Mapping) and isinstance(clients, Mapping):
+        if set(map(str, groups)) != set(map(str, clients)):
+            raise DataError("groups and clients have different names; give each client's persons under its own name")
+        by_name = {str(key): values for key, values in groups.items()}
+        groups = [by_name[str(key)] for key in clients]
+    if is_frame(groups) or isinstance(groups, Tensor | np.ndarray) or len(groups) != len(sizes):
+        raise DataError(f"groups must be a list with one array for each of the {len(sizes)} clients")
+    described_sizes = zip(described(clients), sizes, strict=True)
+    return tuple(
+        person_numbers(values, size, f"{name}: groups of {who}")
+        for values, ((who, _), size) in zip(groups, described_sizes, strict=True)
     )
 
 
@@ -159,7 +204,8 @@ def load_npz(
 
     Whole numbers and flags `y` (n,) are classes, other numbers (n,) are numbers, and (n, k) are labels. Without
     `test.npz`, a tenth of each client's records is held out for testing. Without `num_classes`, the largest class
-    decides. Both show something about private records without noise: `Dataset.shown` says what.
+    decides. Both show something about private records without noise: `Dataset.shown` says what. An array `person` (n,)
+    names the person of each record. Then persons are held out, each with all records.
 
     Args:
         data_dir: the folder.
@@ -180,19 +226,30 @@ def load_npz(
         only = f"only {TEST_FILE}, and no client's .npz file" if files else "no .npz files"
         raise DataError(f"{data_dir} has {only}; {_FORM}, one file for each client")
     _check_together(files, num_classes)
-    clients = {path: labelled((_inputs(x, pixel_range), y), str(path)) for path, (x, y) in files.items()}
-    shown = [_CLASSES_SHOWN] if num_classes is None and next(iter(clients.values())).kind == "class" else []
+    clients = {path: _client_file(path, arrays, pixel_range) for path, arrays in files.items()}
+    shown = [_CLASSES_SHOWN] if num_classes is None and next(iter(clients.values())).records.kind == "class" else []
     if has_test := data_dir / TEST_FILE in clients:
-        test = clients.pop(data_dir / TEST_FILE)
+        test = clients.pop(data_dir / TEST_FILE).records
     else:
         clients, test = _hold_out(clients, checks.whole("seed", seed))
         shown.append(f"metrics on records of the clients, since there is no {TEST_FILE}")
     return replace(
-        from_clients([*clients.values()], test, name="npz", num_classes=num_classes),
+        from_clients([client.records for client in clients.values()], test, name="npz", num_classes=num_classes),
         shown=tuple(shown),
         test_is_held_out=not has_test,
         client_names=tuple(path.stem for path in clients),
+        persons=_persons_of_files(clients),
     )
+
+
+def _persons_of_files(clients: Mapping[Path, ClientFile]) -> tuple[Tensor, ...] | None:
+    """Return the persons of all files; None if no file has any. Refuse files of both kinds."""
+    without = [path for path, client in clients.items() if client.persons is None]
+    if len(without) == len(clients):
+        return None
+    if without:
+        raise DataError(f"{without[0]} has no array person, and other files have it; give it in all files, or in none")
+    return tuple(client.persons for client in clients.values() if client.persons is not None)
 
 
 def load_public_npz(
@@ -217,9 +274,21 @@ def load_public_npz(
 
 
 def load_client(path: Path, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> LabelledData:
-    """Load the .npz file of one client, as its vault does."""
-    x, y = _read(path)
-    return labelled((_inputs(x, pixel_range), y), str(path))
+    """Load the records in the .npz file of one client, as its vault does."""
+    return load_client_file(path, pixel_range).records
+
+
+def load_client_file(path: Path, pixel_range: PixelRange = DEFAULT_PIXEL_RANGE) -> ClientFile:
+    """Load the .npz file of one client: its records, and their persons if it names them."""
+    return _client_file(path, _read(path), pixel_range)
+
+
+def _client_file(path: Path, arrays: _FileArrays, pixel_range: PixelRange) -> ClientFile:
+    records = labelled((_inputs(arrays.x, pixel_range), arrays.y), str(path))
+    persons = None
+    if arrays.person is not None:
+        persons = person_numbers(arrays.person, len(records), f"{path}: array person")
+    return ClientFile(records, persons)
 
 
 def _joined(parts: Sequence[LabelledData]) -> LabelledData:
@@ -268,7 +337,13 @@ def _read(path: Path) -> _FileArrays:
             arrays = np.load(file, allow_pickle=False)  # a pickle could run any code
             if missing := [name for name in ("x", "y") if name not in arrays]:
                 raise DataError(f"{path} has no array {' and '.join(missing)}, only {sorted(arrays)}; {_FORM}")
+            if unknown := sorted(set(arrays) - set(_KNOWN)):
+                raise DataError(
+                    f"{path} has an array {printable(unknown[0])}, which nothing reads; leave it out: x, y and person "
+                    "are known"
+                )
             x, y = (_plain(path, arrays, name) for name in ("x", "y"))
+            person = _plain(path, arrays, "person") if "person" in arrays else None
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; check the path (vault init: --data), or put the file back") from None
     except (PermissionError, IsADirectoryError) as error:
@@ -280,7 +355,7 @@ def _read(path: Path) -> _FileArrays:
         raise DataError(f"{path} cannot be read ({told}); write it again, without Python objects in it") from None
     _check_arrays(path, x, y)
     with np.errstate(over="ignore"):  # infinite numbers are refused later
-        return x, y.astype(np.int64 if _holds_classes(y) else np.float32)
+        return _FileArrays(x, y.astype(np.int64 if _holds_classes(y) else np.float32), person)
 
 
 def _holds_classes(y: NDArray[Any]) -> bool:
@@ -305,15 +380,16 @@ def _plain(path: Path, arrays: Any, name: str) -> Any:
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
+        plain = {"x": "float32", "person": "str"}.get(name, "int64")
         raise DataError(
-            f"{path}: array {name} holds Python objects, such as lists of unequal length or text; make it one of "
-            f"numbers, such as {name}.astype('{'float32' if name == 'x' else 'int64'}'), and save it again"
+            f"{path}: array {name} holds Python objects, such as lists of unequal length or text; make it a plain "
+            f"array, such as {name}.astype('{plain}'), and save it again"
         ) from None
 
 
 def _check_together(files: Mapping[Path, _FileArrays], num_classes: int | None) -> None:
-    first_path, (first, first_y) = next(iter(files.items()))
-    for path, (x, y) in files.items():
+    first_path, (first, first_y, _) = next(iter(files.items()))
+    for path, (x, y, _) in files.items():
         if x.shape[1:] != first.shape[1:] or (x.dtype == np.uint8) != (first.dtype == np.uint8):
             raise DataError(
                 f"{path}: array x has records of shape {x.shape[1:]} and type {x.dtype}, but {first_path} of shape "
@@ -332,18 +408,23 @@ def _check_together(files: Mapping[Path, _FileArrays], num_classes: int | None) 
             )
 
 
-def _hold_out(clients: Mapping[Path, LabelledData], seed: int) -> tuple[dict[Path, LabelledData], LabelledData]:
-    """Split off a tenth of each client's records, at least one, for testing."""
+def _hold_out(clients: Mapping[Path, ClientFile], seed: int) -> tuple[dict[Path, ClientFile], LabelledData]:
+    """Split off a tenth of each client's records, at least one, for testing. Persons are held out as a whole."""
     kept, held = {}, []
-    for number, (path, records) in enumerate(clients.items()):
-        if len(records) < 2:  # noqa: PLR2004
-            raise DataError(f"{path}: one record is not enough for training and test; add records or a {TEST_FILE}")
+    for number, (path, (records, persons)) in enumerate(clients.items()):
+        units = torch.arange(len(records)) if persons is None else persons
+        count = 1 + int(units.max())
+        if count < 2:  # noqa: PLR2004
+            what = "record" if persons is None else "person"
+            raise DataError(f"{path}: one {what} is not enough for training and test; add {what}s or a {TEST_FILE}")
         random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_STREAM, seed, number])))
-        is_held = torch.zeros(len(records), dtype=torch.bool)
-        is_held[random.permutation(len(records))[: max(1, round(_HELD_OUT * len(records)))]] = True
-        kept[path], part = (
+        is_drawn = torch.zeros(count, dtype=torch.bool)
+        is_drawn[random.permutation(count)[: max(1, round(_HELD_OUT * count))]] = True
+        is_held = is_drawn[units]
+        rest, part = (
             LabelledData(inputs=records.inputs[rows], targets=records.targets[rows]) for rows in (~is_held, is_held)
         )
+        kept[path] = ClientFile(rest, None if persons is None else persons[~is_held])
         held.append(part)
     return kept, _joined(held)
 

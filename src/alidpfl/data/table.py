@@ -1,15 +1,17 @@
 """The data set `table`: CSV or Parquet files of one schema, one file for each client."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from alidpfl.data.dataset import Dataset, LabelledData
+from alidpfl.data.persons import person_numbers
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.inputs import checks
 from alidpfl.tables.encode import Encoded, Encoder
@@ -21,11 +23,6 @@ from alidpfl.types import OnProgress
 
 TEST_STEM = "test"
 """A file of this name, without its suffix, is public test data."""
-
-ROW_LEVEL = (
-    "the schema names a person column, and epsilon is for one row, not for all rows of a person; see "
-    "docs/how-to/own-data.md"
-)
 
 
 def load_table(
@@ -89,8 +86,19 @@ def load_table(
         natural_clients=_spans([~mask for mask in masks]),
         client_names=tuple(path.stem for path in clients),
         encoder=encoder,
-        warnings=(ROW_LEVEL,) if schema.person is not None else (),
+        persons=_persons(clients, [~mask for mask in masks]),
+        held_out_persons=None if public else _persons(clients, masks),
     )
+
+
+def _persons(clients: Mapping[Path, Encoded], masks: Sequence[Mask]) -> tuple[Tensor, ...] | None:
+    """Return the number of the person of each chosen row, by client; None if the schema names no person column."""
+    found = [
+        person_numbers(np.asarray(rows.persons)[mask], int(mask.sum()), f"{path}: the person column")
+        for (path, rows), mask in zip(clients.items(), masks, strict=True)
+        if rows.persons is not None
+    ]
+    return tuple(found) if len(found) == len(clients) else None
 
 
 def _spans(masks: Sequence[Mask]) -> tuple[Tensor, ...]:
@@ -135,17 +143,26 @@ def load_public_table(
     )
 
 
-def load_own_table(
-    path: Path, schema: Schema, key: bytes, loss: str | None = None, *, held_out: bool = False
-) -> LabelledData:
-    """Load the rows of one owner's file as its vault does: those to train on, or those that are held out.
+class OwnRows(NamedTuple):
+    """The rows of one owner's file, in two parts, with the number of the person of each row.
+
+    Persons are None if the schema names no person column.
+    """
+
+    trained: LabelledData
+    persons: Tensor | None
+    held_out: LabelledData
+    held_out_persons: Tensor | None
+
+
+def load_own_rows(path: Path, schema: Schema, key: bytes, loss: str | None = None) -> OwnRows:
+    """Load the rows of one owner's file as its vault does: those to train on, and those that are held out.
 
     Args:
         path: the file.
         schema: the enrolled schema.
         key: the owner's secret key of the held-out rows.
         loss: name of the loss, as for `load_table`.
-        held_out: True for the rows that are never trained on.
 
     Raises:
         ConfigError: the loss does not fit the target.
@@ -154,7 +171,17 @@ def load_own_table(
     _check_counts(schema, loss, "the schema")
     rows = Encoder(schema).encode(path, needs_target=True)
     mask = _held_out(path, rows, schema, key, has_public=False)
-    return _gathered([rows], [mask if held_out else ~mask], loss)
+    trained, held_out = (_gathered([rows], [part], loss) for part in (~mask, mask))
+    persons, apart = (_persons({path: rows}, [part]) for part in (~mask, mask))
+    return OwnRows(trained, persons[0] if persons else None, held_out, apart[0] if apart else None)
+
+
+def load_own_table(
+    path: Path, schema: Schema, key: bytes, loss: str | None = None, *, held_out: bool = False
+) -> LabelledData:
+    """Load one part of `load_own_rows`: the rows to train on, or with `held_out` the others."""
+    rows = load_own_rows(path, schema, key, loss)
+    return rows.held_out if held_out else rows.trained
 
 
 def table_files(files: Sequence[str | Path], data_dir: Path | None) -> list[Path]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from alidpfl.dpsgd import (
     Clipper,
     Grid,
+    Groups,
     OneByOneClipper,
     PerSampleClipper,
     RandomStream,
@@ -38,15 +39,43 @@ from alidpfl.types import ClientPlan, ClientUpdate, NoiseKind, RawSignals, Relea
 
 @dataclass(frozen=True, kw_only=True)
 class ClientData:
-    """A client's records, as rows of shared tensors. Nothing is copied until a batch is drawn."""
+    """A client's records, as rows of shared tensors. Nothing is copied until a batch is drawn.
+
+    Its length is the number of its units: of its persons if there are `groups`, of its records otherwise.
+    """
 
     inputs: Tensor
     targets: Tensor
     rows: Tensor
     """(n,) int64: the client's rows."""
+    groups: Groups | None = None
+    """The rows of each person, if the unit of privacy is a person. None means that it is a record."""
+    max_records: int = 1
+    """k: the most records of a person in a step. It is public."""
+
+    def __post_init__(self) -> None:
+        if self.groups is not None and len(self.groups.rows) != len(self.rows):
+            raise DataError("groups must have each of the client's records exactly once")
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.rows) if self.groups is None else len(self.groups)
+
+    def drawn(self, units: Tensor, random: RandomStream) -> tuple[Tensor, Tensor | None]:
+        """Return the rows of these units, and the weights of a person's rows in her mean; None for records.
+
+        Args:
+            units: (B,) numbers of the units, counted from 0.
+            random: draws at most k records of each person.
+        """
+        if self.groups is None:
+            return self.rows[units], None
+        return self.groups.draw(units, self.max_records, random)
+
+    def none_drawn(self) -> tuple[Tensor, Tensor | None]:
+        """Return the rows and weights of an empty batch."""
+        if self.groups is None:
+            return self.rows[:0], None
+        return self.rows.new_empty(0, self.max_records), torch.empty(0, self.max_records)
 
     def batch(self, records: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the client's records with these numbers, counted from 0."""
@@ -110,7 +139,8 @@ class LocalTrainer:
             if isinstance(self._clipper, OneByOneClipper):
                 self._clipper.rehearse(data.inputs, data.targets)
             else:
-                self._clipper.clipped_sum(data.inputs, data.targets, clip_norm=1.0, seed=0, rows=data.rows[:0])
+                rows, weights = data.none_drawn()
+                self._clipper.clipped_sum(data.inputs, data.targets, clip_norm=1.0, seed=0, rows=rows, weights=weights)
 
     def train(self, params: Tensor, data: ClientData, plan: ClientPlan, random: RandomStream) -> ClientUpdate:
         """Run a plan, which must have been charged before. Return the new weights and the signals.
@@ -150,11 +180,14 @@ class LocalTrainer:
         self, data: ClientData, plan: ClientPlan, learning_rate: float, divisor: float, random: RandomStream
     ) -> dict[str, Tensor]:
         """Run one step in place; return its noised sum."""
-        records = poisson_sample(len(data), plan.sample_rate, random)
+        units = poisson_sample(len(data), plan.sample_rate, random)
         if self._objective.before_step is not None:
             self._objective.before_step(random)
-        settings, rows = _step_settings(plan, learning_rate, divisor), data.rows[records]
-        result = dp_sgd_step(self._clipper, data.inputs, data.targets, settings, random, rows=rows, places=records)
+        settings = _step_settings(plan, learning_rate, divisor)
+        rows, weights = data.drawn(units, random)
+        result = dp_sgd_step(
+            self._clipper, data.inputs, data.targets, settings, random, rows=rows, weights=weights, places=units
+        )
         return result.noised_sum
 
 
@@ -200,12 +233,12 @@ def _noised_update(before: Tensor, after: Tensor, plan: ClientPlan, random: Rand
 class _NoisedGradients:
     """Signals from the noised gradients of a round. It sees nothing else, so the signals cost no privacy."""
 
-    def __init__(self, plan: ClientPlan, num_records: int, num_params: int) -> None:
+    def __init__(self, plan: ClientPlan, num_units: int, num_params: int) -> None:
         on_steps = plan.release == "step"
         self._wants_secants = on_steps and "secants" in plan.signals and plan.steps > 1
         self._wants_norm = on_steps and "gradient_norm" in plan.signals
-        self._divisor, self._num_params = plan.sample_rate * num_records, num_params
-        self._noise = Noise.of(plan, num_records)
+        self._divisor, self._num_params = plan.sample_rate * num_units, num_params
+        self._noise = Noise.of(plan, num_units)
         self._previous: Tensor | None = None
         self._previous_rate = 0.0
         self.pairs: list[SecantSums] = []
@@ -249,7 +282,8 @@ def raw_signals(objective: Objective, before: Tensor, after: Tensor, data: Clien
         after: the weights at its end.
         data: the client's records.
     """
-    records = torch.linspace(0, len(data) - 1, min(len(data), MOST_RECORDS)).long()
+    count = len(data.rows)  # also for persons: this is private in any case
+    records = torch.linspace(0, count - 1, min(count, MOST_RECORDS)).long()
     inputs, targets = data.batch(records)
     loss_before, gradient_before = _loss_and_gradient(objective, before, inputs, targets)
     loss_after, gradient_after = _loss_and_gradient(objective, after, inputs, targets)

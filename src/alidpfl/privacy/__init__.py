@@ -5,6 +5,7 @@ from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.client_ledger import FilteredLedger, Ledger, PlannedLedger
 from alidpfl.privacy.filter import RdpFilter
 from alidpfl.privacy.gaussian_filter import GaussianFilter
+from alidpfl.privacy.group_privacy import MAX_GROUP, group_epsilon, naive_group_epsilon
 from alidpfl.privacy.mechanisms import (
     MAX_NOISE_MULTIPLIER,
     MAX_STEPS,
@@ -17,6 +18,7 @@ from alidpfl.registry import ACCOUNTANTS
 
 __all__ = [
     "ACCOUNTANTS",
+    "MAX_GROUP",
     "MAX_NOISE_MULTIPLIER",
     "MAX_STEPS",
     "MIN_NOISE_MULTIPLIER",
@@ -31,7 +33,9 @@ __all__ = [
     "SampledGaussian",
     "epsilon",
     "epsilon_bound",
+    "group_epsilon",
     "max_steps",
+    "naive_group_epsilon",
     "noise_multiplier_bound",
     "noise_multiplier_for",
 ]

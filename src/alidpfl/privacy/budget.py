@@ -28,14 +28,14 @@ class PrivacyBudget:
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "delta", checked_delta(self.delta))
 
-    def weakness(self, num_records: int) -> str | None:
-        """Return why this budget protects a data set of `num_records` records poorly; None if it does not."""
+    def weakness(self, num_records: int, unit: str = "record") -> str | None:
+        """Return why this budget protects a data set of so many records (or persons) poorly; None if it does not."""
         reasons = []
         if self.epsilon > _LARGE:
             reasons.append(f"epsilon={self.epsilon:g} hides next to nothing: usual values lie between 0.5 and 4")
         if self.delta >= 1 / num_records:
             reasons.append(
-                f"delta={self.delta:g} is not below 1/{num_records} for a data set of {num_records} records: it would "
+                f"delta={self.delta:g} is not below 1/{num_records} for a data set of {num_records} {unit}s: it would "
                 "allow publishing each with probability delta, one or more on average; take one well below, such as "
                 f"{0.01 / num_records:.0e}"
             )

@@ -14,6 +14,7 @@ from alidpfl.inputs import checks
 from alidpfl.privacy.accounting import epsilon, epsilon_bound, max_steps, no_step_error, noise_multiplier_for
 from alidpfl.privacy.budget import PrivacyBudget
 from alidpfl.privacy.filter import RdpFilter
+from alidpfl.privacy.group_privacy import group_epsilon
 from alidpfl.privacy.mechanisms import MAX_STEPS, GaussianRelease, Mechanism, SampledGaussian
 from alidpfl.types import ClientId
 
@@ -175,6 +176,13 @@ class PlannedLedger(_CountingLedger):
     def epsilon(self, client: ClientId) -> float:
         """Return the ε spent so far."""
         return epsilon(self._mechanisms(client), self._budget.delta, self._accountant)
+
+    def group_epsilon(self, group: int) -> float:
+        """Return ε of a group of records that are in or out together, once all steps of the budget are spent."""
+        step = SampledGaussian(
+            sample_rate=self._sample_rate, noise_multiplier=self._noise_multiplier, steps=self.max_steps
+        )
+        return group_epsilon([*self._releases, step], self._budget.delta, group)
 
     def _spend(self, client: ClientId, steps: int, noise_multiplier: float) -> None:
         checks.whole("steps", steps, low=1, high=MAX_STEPS)  # a negative number would be a refund

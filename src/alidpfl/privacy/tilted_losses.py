@@ -14,7 +14,7 @@ adds probability. θ, the grid and the window are estimates: they decide how tig
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,7 +22,7 @@ from scipy import fft
 from scipy.optimize import brentq
 from scipy.special import ndtri_exp
 
-from alidpfl.privacy.mechanisms import Composition
+from alidpfl.privacy.mechanisms import Composition, SampledGaussian
 from alidpfl.privacy.step_losses import Floats, Sketch, Step, StepLosses, loss_range, sketch, step_losses, typical_loss
 
 _FINENESS: Final = 0.05  # of the grid: its interval / a step's typical loss. ε is then about 4e-4 too large, at most
@@ -37,26 +37,29 @@ _ROUNDING: Final = 10 * 2.0**-53
 _ROUND_UP: Final = 1e-6  # of ε: more than rounding takes away in a step's probabilities and in the search for ε
 
 
-def tilted_epsilon(composition: Composition, delta: float, *, coarser: int = 1) -> float:
+def tilted_epsilon(composition: Composition, delta: float, *, coarser: int = 1, group: int = 1) -> float:
     """Return an upper bound of ε at δ, infinite if there is none.
 
     Args:
         composition: Mechanisms, at least one.
         delta: δ in (0, 1).
         coarser: Factor of the grid's interval. The error of ε grows with its square. A multiple gives a larger bound.
+        group: Number of records that are in or out together.
 
     Raises:
         ArithmeticError: The losses do not fit on a grid of floats.
         ValueError: A logarithm left the range of floats.
     """
-    steps = [_step(*astuple(mechanism)) for mechanism in composition]
+    steps = [_step(mechanism, group) for mechanism in composition]
     with np.errstate(all="ignore"):  # log 0 and e^-1000 are meant
         reach = -float(ndtri_exp(math.log(delta / sum(step.count for step in steps)) + _LOG_TAIL))
         interval = _interval(steps, reach, coarser)
         both = [step_losses(step, interval, reach) for step in steps]
         bounds = []
         for direction, remove in enumerate((True, False)):
-            sketches = [sketch(step.sample_rate, step.noise_multiplier, reach, remove=remove) for step in steps]
+            sketches = [
+                sketch(one.sample_rate, one.noise_multiplier, reach, remove=remove, group=one.group) for one in steps
+            ]
             window = _window(steps, sketches, delta, 1 / interval)
             bounds.append(_compose(steps, [pair[direction] for pair in both], window, interval).epsilon(delta))
     return max(bounds) * (1 + coarser * _ROUND_UP)
@@ -119,10 +122,11 @@ class _Composed:
         return float(np.logaddexp(self.log_scale - tilt * epsilon + math.log(tilted), np.log(self.left_out)))
 
 
-def _step(sample_rate: float, noise_multiplier: float, steps: int) -> Step:
-    if sample_rate == 1:  # T Gaussian releases equal one at σ/√T (Dong, Roth & Su 2022, Corollary 3.3)
-        return Step(1.0, noise_multiplier / math.sqrt(steps))
-    return Step(sample_rate, noise_multiplier, steps)
+def _step(mechanism: SampledGaussian, group: int) -> Step:
+    rate, noise, steps = mechanism.sample_rate, mechanism.noise_multiplier, mechanism.steps
+    if rate == 1:  # T Gaussian releases equal one at σ/√T (Dong, Roth & Su 2022, Corollary 3.3)
+        return Step(1.0, noise / math.sqrt(steps) / group)
+    return Step(rate, noise, steps, group)
 
 
 def _interval(steps: Sequence[Step], reach: float, coarser: int) -> float:
@@ -131,7 +135,8 @@ def _interval(steps: Sequence[Step], reach: float, coarser: int) -> float:
     Connecting the dots raises ε by about T (1 + θ) d²/12, and ε >= T (1 + θ) E[L]. So it depends on the mean of E[L].
     """
     count = sum(step.count for step in steps)
-    typical = math.sqrt(sum(s.count * typical_loss(s.sample_rate, s.noise_multiplier) ** 2 for s in steps) / count)
+    squares = (s.count * typical_loss(s.sample_rate, s.noise_multiplier, s.group) ** 2 for s in steps)
+    typical = math.sqrt(sum(squares) / count)
     widest = max(loss_range(step, reach) for step in steps)
     return coarser * max(_FINENESS * typical, widest / _STEP_POINTS)
 

@@ -8,7 +8,8 @@ from typing import Any
 from alidpfl.metrics import HEADLINES, CalibrationBin
 from alidpfl.reporting.page import ResultChart, ResultTable, render
 from alidpfl.reporting.snapshot import RunSnapshot, quantities
-from alidpfl.reporting.tables import UNKNOWN, cells, effective_settings, metric_text, shown
+from alidpfl.reporting.tables import UNKNOWN, cells, effective_settings, metric_text, rounded_up, shown
+from alidpfl.types import protected
 
 __all__ = ["ResultChart", "ResultReport", "ResultTable", "Split", "caveats", "report_page"]
 
@@ -17,7 +18,7 @@ _CAPTIONS = {
     "local_steps": "The planned steps of every round.",
     "epsilon": "After every round, for the client that spent most.",
 }
-_FACTS = ("ε spent", "δ", "noise σ", "rounds", "steps")
+_FACTS = ("ε spent", "unit of privacy", "δ", "noise σ", "rounds", "steps")
 _MAX_COLUMNS = 25  # of a heat map, so that it fits on paper
 
 
@@ -90,11 +91,21 @@ def caveats(snapshot: RunSnapshot) -> list[str]:
         found.append("The data are synthetic: a program generated them.")
     if missed := snapshot.missed_rounds:
         found.append(f"In {missed} rounds too few clients answered. They were charged and changed nothing.")
+    found.append(_unit(snapshot))
     if snapshot.is_seeded:
         found.append("A simulation with seeded noise: anyone who knows the seed can subtract the noise.")
     if snapshot.can_go_on:
         found.append("The run is not finished.")
     return found
+
+
+def _unit(snapshot: RunSnapshot) -> str:
+    """Return what ε protects, and what it means for a person with several records or at several clients."""
+    if snapshot.facts()["unit"] == "person":
+        return f"{protected('person')}. For a person at two clients, both ε and both δ add up."
+    groups = snapshot.group_epsilon.items()
+    told = "".join(f" {group} records of one person have ε = {rounded_up(value)}." for group, value in groups)
+    return f"{protected('record')}.{told}"
 
 
 def _facts(snapshot: RunSnapshot) -> dict[str, str]:

@@ -29,6 +29,8 @@ _SETTINGS = {
     "noise_multiplier": "privacy.noise_multiplier",
     "statistics_noise": "privacy.statistics_noise",
     "noise_kind": "privacy.noise",
+    "unit": "privacy.unit",
+    "max_records": "privacy.max_records",
     "clip_norm": "method.clip_norm",
     "learning_rate": "method.learning_rate",
     "seed": "run.seed",
@@ -102,6 +104,12 @@ class RunSnapshot:
     def missed_rounds(self) -> int:
         """Return the number of rounds that were charged although too few clients answered to change the model."""
         return sum(not record.aggregated for record in self.records)
+
+    @property
+    def group_epsilon(self) -> dict[str, float]:
+        """Return ε of several records of one person, by their number, for a run that protects single records."""
+        found = {str(group): _number(value) for group, value in self._table("group_epsilon").items()}
+        return {group: value for group, value in found.items() if value is not None}
 
     @property
     def can_go_on(self) -> bool:
@@ -178,6 +186,7 @@ class RunSnapshot:
         """Return the facts about which the run knows more than its configuration."""
         summary = self.summary or {}
         found = {"noise_multiplier": self._noise_multiplier(settings), "randomness": self._randomness(settings)}
+        found["unit"] = settings.get("privacy.unit", "record")  # left out at its default
         if self.members is not None:  # the records are the owners', and the configuration knows nothing of them
             clients = self.members.get("clients")
             found |= {"dataset": "in vaults", "is_synthetic": False, "partition": "by owner", "dirichlet_beta": None}

@@ -83,6 +83,7 @@ def result_cells(snapshot: RunSnapshot) -> dict[str, Text]:
             found[heading] = cell(facts)
         elif heading.startswith("best") and facts["best"] is not None:
             found[f"best {name}"] = Text(metric_text(name, facts["best"]))
+    found |= {f"ε of {group} records": Text(rounded_up(value)) for group, value in snapshot.group_epsilon.items()}
     return found | {heading: Text(text) for heading, text in metric_cells(snapshot).items()}
 
 
@@ -216,6 +217,13 @@ def _noise(facts: Mapping[str, Any]) -> Text:
     return steps if before is None else steps.append(f", before: {_num_statistics(facts)} x {number(before)}")
 
 
+def _unit(facts: Mapping[str, Any]) -> Text:
+    """Return what ε protects."""
+    if facts["unit"] != "person":
+        return Text(str(facts["unit"]))
+    return Text(f"person: all records at one client, at most {shown(facts['max_records'])} in a step")
+
+
 def _rounds(facts: Mapping[str, Any]) -> Text:
     found = _plain("rounds")(facts)
     return (
@@ -256,6 +264,7 @@ _SETTINGS: dict[str, _Cell] = {
     "clip norm C": _plain("clip_norm"),
     "step size η": _plain("learning_rate"),
     "accountant": _plain("accountant"),
+    "unit of privacy": _unit,
     "δ": _plain("delta"),
     "seed": _plain("seed"),
     "batches and noise": _plain("randomness"),

@@ -1,15 +1,19 @@
 """The data of a run: training records by client, and what may be evaluated on."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from alidpfl.config.schema import Config
 from alidpfl.data import Dataset, held_out_rows, load
 from alidpfl.data.own import load_public_npz
 from alidpfl.data.partition import client_rows, label_counts
+from alidpfl.data.persons import ROW_LEVEL
 from alidpfl.data.table import load_public_table, output_range, target_unit, trainable_schema
+from alidpfl.dpsgd import Groups
 from alidpfl.errors import ConfigError
 from alidpfl.federation.client import ClientData
 from alidpfl.federation.settings import Part
@@ -73,7 +77,7 @@ def simulation_data(config: Config, dataset: Dataset) -> SimulationData:
     data, train, files = config.data, dataset.train, len(dataset.natural_clients or ())
     if data.name in ("npz", "table") and "clients" in data.model_fields_set and data.clients != files:
         raise ConfigError(f"data.clients={data.clients}: there are {files}, one a file; leave it out")
-    private, _ = held_out_rows(len(train), data.validation, config.run.seed)
+    private, _ = validation_split(config, dataset)
     clients = client_rows(
         dataset,
         config.partition,
@@ -84,14 +88,75 @@ def simulation_data(config: Config, dataset: Dataset) -> SimulationData:
         among=private,
     )
     evaluation = evaluation_data(config, dataset)
+    groups = client_groups(config, dataset, clients)
     return SimulationData(
         inputs=train.inputs,
         targets=train.targets,
         clients=clients,
         evaluation=evaluation,
         held_out=held_out_data(config, dataset),
+        groups=groups,
+        max_records=config.max_records or 1,
         **prediction_scale(config, dataset),
     )
+
+
+def unit_warnings(config: Config, dataset: Dataset) -> tuple[str, ...]:
+    """Return the warning of a run that protects records though its data have persons."""
+    return (ROW_LEVEL,) if dataset.persons is not None and config.privacy.unit == "record" else ()
+
+
+def client_groups(config: Config, dataset: Dataset, clients: Sequence[Tensor]) -> tuple[Groups, ...]:
+    """Return the rows of each person by client; nothing if the unit of privacy is a record.
+
+    Args:
+        config: settings of the run.
+        dataset: the data set, which must say which rows are a person's.
+        clients: the rows that each client trains on.
+
+    Raises:
+        ConfigError: the data have no persons.
+    """
+    if config.privacy.unit == "record":
+        return ()
+    config.check_unit()
+    persons = _person_of_rows(config, dataset)
+    return tuple(Groups.of(persons[rows], rows) for rows in clients)
+
+
+def _person_of_rows(config: Config, dataset: Dataset) -> Tensor:
+    """Return the number of the person of every row of the training part, -1 for rows of no client."""
+    if dataset.persons is None or dataset.natural_clients is None:
+        remedy = {
+            "table": f'name the column in {config.data.schema_file}: person = "patient"',
+            "npz": "add an array `person` of one name for each record to every client's file",
+        }.get(config.data.name, "use a data set with persons")
+        raise ConfigError(
+            f'privacy.unit="person": {dataset.name} does not say which records are a person\'s; {remedy}, or leave the '
+            "unit out"
+        )
+    found = torch.full((len(dataset.train),), -1)
+    for rows, persons in zip(dataset.natural_clients, dataset.persons, strict=True):
+        found[rows] = persons
+    return found
+
+
+def validation_split(config: Config, dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """Return the rows that clients may hold, and those of `data.validation`, both sorted.
+
+    If the data have persons, they are chosen as a whole.
+    """
+    share, seed, train = config.data.validation, config.run.seed, dataset.train
+    if share == 0 or dataset.persons is None or dataset.natural_clients is None:
+        return held_out_rows(len(train), share, seed)
+    everyone = torch.full((len(train),), -1)  # numbers of persons over all clients
+    count = 0
+    for rows, persons in zip(dataset.natural_clients, dataset.persons, strict=True):
+        everyone[rows] = count + persons
+        count += 1 + int(persons.max()) if len(persons) else 0
+    _, public = held_out_rows(count, share, seed)
+    is_public = torch.isin(everyone, public)
+    return torch.nonzero(~is_public).flatten(), torch.nonzero(is_public).flatten()
 
 
 def evaluates_privately(config: Config, dataset: Dataset) -> bool:
@@ -107,10 +172,26 @@ def evaluates_privately(config: Config, dataset: Dataset) -> bool:
 
 def held_out_data(config: Config, dataset: Dataset) -> list[ClientData]:
     """Return the rows that each client holds out; none if there are no evaluations with noise."""
-    test, clients = dataset.test, dataset.held_out_clients
+    test, clients, persons = dataset.test, dataset.held_out_clients, dataset.held_out_persons
     if clients is None or not evaluates_privately(config, dataset):
         return []
-    return [ClientData(inputs=test.inputs, targets=test.targets, rows=rows) for rows in clients]
+    if config.max_records is None:
+        return [ClientData(inputs=test.inputs, targets=test.targets, rows=rows) for rows in clients]
+    if persons is None:
+        raise ConfigError(
+            f'privacy.unit="person": {dataset.name} does not say which held-out records are a person\'s; set '
+            "evaluation.private=false, or leave the unit out"
+        )
+    return [
+        ClientData(
+            inputs=test.inputs,
+            targets=test.targets,
+            rows=rows,
+            groups=Groups.of(own, rows),
+            max_records=config.max_records,
+        )
+        for rows, own in zip(clients, persons, strict=True)
+    ]
 
 
 def prediction_scale(config: Config, dataset: Dataset) -> dict[str, Any]:
@@ -124,7 +205,7 @@ def prediction_scale(config: Config, dataset: Dataset) -> dict[str, Any]:
 def evaluation_data(config: Config, dataset: Dataset) -> dict[Part, tuple[Tensor, Tensor]]:
     """Return the data that is not private: the test set, and the rows that no client holds."""
     train, test = dataset.train, dataset.test
-    _, public = held_out_rows(len(train), config.data.validation, config.run.seed)
+    _, public = validation_split(config, dataset)
     evaluation: dict[Part, tuple[Tensor, Tensor]] = {}
     if len(public):
         evaluation["validation"] = (train.inputs[public], train.targets[public])

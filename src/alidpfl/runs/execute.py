@@ -24,7 +24,7 @@ from alidpfl.runs.tables import with_table_defaults
 from alidpfl.simulation import Wrap
 from alidpfl.store import Checkpoint, RoundTiming, RunDirectory, describe_environment
 from alidpfl.store.tensorboard import TensorBoardWriter
-from alidpfl.types import HeldOutFacts, OnProgress, OnShare, RoundRecord, StopReason, ignore_progress
+from alidpfl.types import HeldOutFacts, OnProgress, OnShare, RoundRecord, StopReason, ignore_progress, protected
 
 _FREE_TO_CHANGE = ("run.processes", "run.device")  # no result depends on them
 
@@ -66,6 +66,14 @@ class Outcome:
     """ε of the steps; None if `epsilon` is nothing else."""
     held_out: HeldOutFacts | None = None
     """Cost and noise of the evaluations on held-out records; None without them. `epsilon` is the larger of both."""
+    unit: str = "record"
+    """What ε protects: "record" or "person"."""
+    max_records: int | None = None
+    """k, for persons: the most records of a person in a step."""
+    protects: str = protected("record")
+    """What `unit` means, in words."""
+    group_epsilon: dict[str, float] = field(default_factory=dict)
+    """ε of several records of one person, by their number, once the whole budget is spent; see `Prepared`."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], source: Path) -> "Outcome":
@@ -371,6 +379,10 @@ def _outcome(config: Config, prepared: Prepared, directory: RunDirectory) -> Out
         calibration=list(measures.calibration),
         training_epsilon=training if held_out else None,
         held_out=held_out,
+        unit=config.privacy.unit,
+        max_records=config.max_records,
+        protects=protected(config.privacy.unit),
+        group_epsilon=prepared.group_epsilon,
     )
 
 
@@ -379,6 +391,9 @@ def _metadata(config: Config, outcome: Outcome, prepared: Prepared) -> dict[str,
     input_shape, num_classes = prepared.task
     covered = "yes" if outcome.covers_everything else f"NO: {'; '.join(outcome.uncovered)}"
     noise = "secure" if outcome.randomness == "secure" else "SEEDED: whoever knows the seed can subtract it"
+    changed = "one record of one client, whose number of records is public"
+    if config.privacy.unit == "person":
+        changed = "one person, with all her records, of one client, whose number of persons is public"
     encoder = prepared.encoder
     table = {} if encoder is None else {"schema": encoder.schema.canonical(), "schema_sha256": encoder.schema.sha256}
     return {
@@ -394,7 +409,10 @@ def _metadata(config: Config, outcome: Outcome, prepared: Prepared) -> dict[str,
         "noise": noise,
         # Over vaults it is each owner's choice, which nobody else is told.
         "noise_kind": "each owner's choice" if prepared.records == "in vaults" else config.privacy.noise,
-        "neighbouring": "add or remove one record of one client, whose number of records is public; this run alone",
+        "unit": config.privacy.unit,
+        **({} if config.max_records is None else {"max_records": str(config.max_records)}),
+        "protects": outcome.protects,
+        "neighbouring": f"add or remove {changed}; this run alone",
         **table,
     }
 

@@ -1,11 +1,12 @@
 """From a configuration to a federation: load and split the data, build the model, calibrate the noise."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from alidpfl.config.schema import FEATURE_SETTINGS, Config
 from alidpfl.data import Dataset
@@ -21,15 +22,18 @@ from alidpfl.federation.settings import Engine, FederationSettings
 from alidpfl.methods import Loss, Method, check_method_options, make_method
 from alidpfl.models import make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
-from alidpfl.privacy import GaussianRelease, Ledger, PrivacyBudget, noise_multiplier_for
+from alidpfl.privacy import GaussianRelease, Ledger, PlannedLedger, PrivacyBudget, noise_multiplier_for
 from alidpfl.registry import METHODS
 from alidpfl.releases.queries import EvaluationQuery
-from alidpfl.runs.data import evaluates_privately, load_data, secret_key, simulation_data
+from alidpfl.runs.data import evaluates_privately, load_data, secret_key, simulation_data, unit_warnings
 from alidpfl.runs.features import Statistics
 from alidpfl.runs.standardise import statistics_bytes, with_statistics
 from alidpfl.simulation import Simulation, SimulationData, Wrap
 from alidpfl.tables.encode import Encoder
 from alidpfl.types import ClientId, OnProgress, OnShare, TaskKind, ignore_progress, loss_for
+
+GROUPS = (2, 5, 30)
+"""Numbers of records of one person that a record-level run tells ε of. Fixed, because real numbers are private."""
 
 _STEPS_PER_ROUND = 2  # that σ pays for by default; a policy divides them among the rounds
 _SHOWN_CLIENTS = 5  # whose numbers a warning lists
@@ -84,6 +88,11 @@ class Prepared:
     """Statistics that were released before the first round. They are a part of the model."""
     held_out_key: bytes | None = field(default=None, repr=False)
     """Secret key of the held-out rows of a table. A resumed run needs it."""
+    group_epsilon: dict[str, float] = field(default_factory=dict)
+    """ε of several records of one person, by their number, once the whole budget is spent.
+
+    For a run that protects single records of data with persons. Empty for others.
+    """
     repeats_rounds: bool
     """True if a lost round can be run again with the same outcome, so that nothing new is released."""
 
@@ -145,7 +154,7 @@ def prepare(
     task, exchanged = (dataset.input_shape, dataset.num_outputs), 0
     if config.has_statistics:
         exchanged = len(data.clients) * statistics_bytes(config, dataset)
-        dataset, statistics = with_statistics(config, dataset, data.clients, statistics, on_progress)
+        dataset, statistics = with_statistics(config, dataset, data, statistics, on_progress)
         data = simulation_data(config, dataset)
     is_seeded = config.run.randomness == "seeded"
     model = build_model(config, dataset.input_shape, dataset.num_outputs)
@@ -184,14 +193,23 @@ def prepare(
         clients=clients,
         statistics=statistics or {},
         uncovered=(*uncovered, *uncovered_signals(parts.policy, parts.method)),
-        weakness=config.budget.weakness(max(data.sizes)),
-        warnings=(*dataset.warnings, *_warnings(config, data.clients)),
+        weakness=config.budget.weakness(max(data.sizes), config.privacy.unit),
+        warnings=(*dataset.warnings, *unit_warnings(config, dataset), *_warnings(config, data.sizes)),
+        group_epsilon=_group_epsilon(parts.ledger) if unit_warnings(config, dataset) else {},
         encoder=dataset.encoder,
         records=config.data.name,
         randomness=config.run.randomness,
         held_out_key=held_out_key,
         repeats_rounds=is_seeded,
     )
+
+
+def _group_epsilon(ledger: Ledger) -> dict[str, float]:
+    """Return ε of groups of records. A ledger for noise that depends on outputs has no bound, so it gives none."""
+    if not isinstance(ledger, PlannedLedger):
+        return {}
+    found = {str(group): ledger.group_epsilon(group) for group in GROUPS}
+    return {group: value for group, value in found.items() if value < math.inf}
 
 
 def private_evaluation(
@@ -238,6 +256,7 @@ def uncovered_signals(policy: Policy, method: Method) -> tuple[str, ...]:
 
 def check_choices(config: Config) -> None:
     """Refuse settings that the chosen data set or model does not read, and too few rounds for the statistics."""
+    config.check_unit()
     for (section, key), reader in _READ_BY.items():
         chosen = config.data.name if section == "data" else config.model.name
         is_set = getattr(getattr(config, section), key) != getattr(getattr(Config(), section), key)
@@ -359,13 +378,14 @@ def _heterogeneity(config: Config) -> float:
     return heterogeneity_for(config.data.dirichlet_beta if config.partition == "dirichlet" else None)
 
 
-def _warnings(config: Config, clients: Sequence[Tensor]) -> tuple[str, ...]:
+def _warnings(config: Config, sizes: Sequence[int]) -> tuple[str, ...]:
     found = []
-    small = small_clients([rows.numpy() for rows in clients], config.privacy.sample_rate)
+    small = small_clients([range(size) for size in sizes], config.privacy.sample_rate)
     if small:
         names = ", ".join(map(str, small[:_SHOWN_CLIENTS])) + (" ..." if len(small) > _SHOWN_CLIENTS else "")
         found.append(
-            f"{len(small)} of {len(clients)} clients expect less than one record in a batch (clients {names}), so "
+            f"{len(small)} of {len(sizes)} clients expect less than one {config.privacy.unit} in a batch (clients "
+            f"{names}), so "
             "their updates are mostly noise; raise privacy.sample_rate or data.min_samples"
         )
     if config.has_private_data and config.run.randomness == "seeded":
@@ -395,4 +415,6 @@ def _fingerprint(data: SimulationData) -> str:
     found.update(data.inputs.contiguous().numpy().data)  # without a copy: these may be gigabytes
     for rows in data.clients:
         found.update(len(rows).to_bytes(8, "little") + rows.numpy().tobytes())
+    for groups in data.groups:
+        found.update(groups.rows.numpy().tobytes() + groups.offsets.numpy().tobytes())
     return found.hexdigest()

@@ -5,7 +5,6 @@ take two. Both are charged: see `releases_before` in prepare.py.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +19,7 @@ from alidpfl.features import vector_size
 from alidpfl.federation.client import release_stream
 from alidpfl.federation.planning import BYTES_PER_NUMBER
 from alidpfl.runs.features import Statistics, featured, features_bytes, map_for
+from alidpfl.simulation.runner import SimulationData
 from alidpfl.tables.schema import Schema
 from alidpfl.tables.standardise import RowStandardiser, standardising_layout
 from alidpfl.types import OnProgress
@@ -28,7 +28,7 @@ from alidpfl.types import OnProgress
 def with_statistics(
     config: Config,
     dataset: Dataset,
-    clients: Sequence[Tensor],
+    data: SimulationData,
     statistics: Statistics | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Dataset, Statistics]:
@@ -37,15 +37,15 @@ def with_statistics(
     Args:
         config: settings of the run.
         dataset: images or encoded rows.
-        clients: rows of each client. Other rows are not in the statistics.
+        data: rows of each client, by person if that is the unit of privacy. Other rows are not in the statistics.
         statistics: those that the run has released already; None to release them now.
         on_progress: told about slow steps.
     """
     if config.has_features:
-        return featured(config, dataset, clients, statistics, on_progress)
+        return featured(config, dataset, data.clients, statistics, on_progress)
     schema = schema_of(dataset)
     if statistics is None:
-        standardiser = _released(config, schema, dataset.train, clients)
+        standardiser = _released(config, schema, data)
     else:
         standardiser = RowStandardiser.from_arrays(schema, statistics, "statistics.safetensors")
     return with_rows(dataset, standardiser), tensors_of(standardiser)
@@ -85,19 +85,21 @@ def tensors_of(standardiser: RowStandardiser) -> dict[str, Tensor]:
     return {name: torch.from_numpy(values) for name, values in standardiser.arrays.items()}
 
 
-def _released(config: Config, schema: Schema, train: LabelledData, clients: Sequence[Tensor]) -> RowStandardiser:
+def _released(config: Config, schema: Schema, data: SimulationData) -> RowStandardiser:
     layout, privacy = standardising_layout(schema), config.privacy
     seed = config.run.seed if config.run.randomness == "seeded" else None
-    inputs, total = train.inputs.numpy(), np.zeros(layout.size)
-    for client, rows in enumerate(clients):
+    inputs, total = data.inputs.numpy(), np.zeros(layout.size)
+    for client, rows in enumerate(data.clients):
         own = noised_sum_of_rows(
-            inputs[rows.numpy()],
+            inputs if data.groups else inputs[rows.numpy()],
             None,
             layout,
+            groups=data.groups[client] if data.groups else None,
+            max_records=data.max_records,
             noise_multiplier=privacy.statistics_noise,
             random=release_stream(seed, config.run.name, 0, client, "statistics"),  # as in a vault
             noise=privacy.noise,
         )
         total += own.double().numpy()
-    noise = privacy.statistics_noise * layout.sensitivity * math.sqrt(len(clients))
-    return RowStandardiser.from_sum(schema, total, sum(map(len, clients)), noise)
+    noise = privacy.statistics_noise * layout.sensitivity * math.sqrt(len(data.clients))
+    return RowStandardiser.from_sum(schema, total, sum(data.sizes), noise)

@@ -5,22 +5,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from alidpfl.data.table import ROW_LEVEL, TEST_STEM, table_files
+from alidpfl.config.schema import DEFAULT_MAX_RECORDS
+from alidpfl.data.persons import ROW_LEVEL, person_numbers
+from alidpfl.data.table import TEST_STEM, table_files
 from alidpfl.data.table_sums import noised_sum_of_rows
-from alidpfl.dpsgd import RandomStream
+from alidpfl.dpsgd import Groups, RandomStream
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
+from alidpfl.inputs.names import named
 from alidpfl.privacy import PrivacyBudget, noise_multiplier_for
 from alidpfl.tables.encode import Encoder
 from alidpfl.tables.estimates import ColumnStatistics, column_statistics
 from alidpfl.tables.schema import Schema, read_schema
 from alidpfl.tables.statistics import BINS, MAX_BINS, Layout
-from alidpfl.types import NoiseKind, OnProgress
+from alidpfl.types import NoiseKind, OnProgress, Unit
 
 _OF_ALL_ROWS = (
     "held_out={:g} in the schema: these statistics read all rows, so they count against held-out rows too; and the "
@@ -35,7 +38,7 @@ class NoisedSum:
     total: NDArray[np.float32]
     """(size,) values, as the layout says."""
     rows: int
-    """Number of rows, which is public."""
+    """Number of rows (or persons), which is public."""
     noise_multiplier: float
     """σ: the noise's standard deviation divided by the layout's sensitivity."""
 
@@ -50,6 +53,8 @@ class TableStatistics:
     """By client."""
     budget: PrivacyBudget | None
     """What its release costs each client. None over vaults: there the owners' accounts say."""
+    max_records: int | None = None
+    """k, the most rows of a person that count, if the unit of privacy is a person. None means that it is a row."""
 
     @cached_property
     def layout(self) -> Layout:
@@ -68,27 +73,32 @@ class TableStatistics:
     def warnings(self) -> tuple[str, ...]:
         """What a reader should know about ε."""
         rows = max(found.rows for found in self.sums.values())
-        found = [None if self.budget is None else self.budget.weakness(rows)]
-        found.append(ROW_LEVEL if self.schema.person is not None else None)
+        unit = "record" if self.max_records is None else "person"
+        found = [None if self.budget is None else self.budget.weakness(rows, unit)]
+        found.append(ROW_LEVEL if self.schema.person is not None and self.max_records is None else None)
         if self.budget is not None and self.schema.held_out > 0:  # vaults read training rows only
             found.append(_OF_ALL_ROWS.format(self.schema.held_out))
         return tuple(filter(None, found))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values: the mechanism, and the statistics overall and by client."""
+        unit, units = ("row", "rows") if self.max_records is None else ("person", "persons")
         return {
             "format": "alidpfl-statistics-1",
+            "unit": unit,
+            "max_records": self.max_records,
             "schema_sha256": self.schema.sha256,
             "epsilon": None if self.budget is None else self.budget.epsilon,
             "delta": None if self.budget is None else self.budget.delta,
-            "neighbouring": "add or remove one row of one client, whose number of rows is public; this release alone",
+            "neighbouring": f"add or remove one {unit} of one client, whose number of {units} is public; this release "
+            "alone",
             "sensitivity": self.layout.sensitivity,
             "bins": self.bins,
-            "rows": sum(found.rows for found in self.sums.values()),
+            units: sum(found.rows for found in self.sums.values()),
             "columns": _plain(self.overall()),
             "clients": {
                 name: {
-                    "rows": found.rows,
+                    units: found.rows,
                     "noise_multiplier": found.noise_multiplier,
                     "columns": _plain(self.of_client(name)),
                 }
@@ -109,12 +119,14 @@ def table_statistics(
     budget: PrivacyBudget,
     bins: int = BINS,
     noise: NoiseKind = "gaussian",
+    unit: Unit = "record",
+    max_records: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> TableStatistics:
     """Release the statistics of every file, each as one client, with fresh secure noise.
 
     Every call is a new release. It costs every client its whole budget once more. It reads all rows, also those that
-    runs hold out, and the number of rows of each file counts as public.
+    runs hold out, and the number of rows (or persons) of each file counts as public.
 
     Args:
         schema_file: the schema.
@@ -122,6 +134,9 @@ def table_statistics(
         budget: (ε, δ) that each client spends.
         bins: bins of each number; 0 for none, and then no quantiles and less noise on the rest.
         noise: "grid" for exact noise.
+        unit: what ε protects: "record" for a row, or "person" for all rows of a person in one file. She then adds the
+            mean over at most k of her rows, so statistics are of persons.
+        max_records: k, for persons. None means 4.
         on_progress: told which file is read.
 
     Raises:
@@ -131,6 +146,7 @@ def table_statistics(
     checks.whole("bins", bins, high=MAX_BINS)
     sigma = noise_multiplier_for(budget, 1.0, 1)  # all of the budget is spent, before a row is read
     schema = read_schema(schema_file)
+    count = _checked_max_records(unit, max_records, schema)
     encoder, layout = Encoder(schema), Layout(schema, bins=bins)
     paths = [path for path in table_files(files, None) if path.stem != TEST_STEM]
     if not paths:
@@ -139,12 +155,34 @@ def table_statistics(
     for number, path in enumerate(paths):
         if on_progress is not None:
             on_progress(f"reading {path.name}", number / len(paths))
-        rows, random = encoder.encode(path, needs_target=True), RandomStream.secure()
+        rows, groups = encoder.encode(path, needs_target=True), None
+        if count is not None:
+            groups = Groups.of(person_numbers(rows.persons, len(rows), f"{path}: the person column"))
         total = noised_sum_of_rows(
-            rows.inputs, rows.targets, layout, noise_multiplier=sigma, random=random, noise=noise
+            rows.inputs,
+            rows.targets,
+            layout,
+            noise_multiplier=sigma,
+            random=RandomStream.secure(),
+            noise=noise,
+            groups=groups,
+            max_records=count or 1,
         )
-        sums[path.stem] = NoisedSum(total=total.numpy(), rows=len(rows), noise_multiplier=sigma)
-    return TableStatistics(schema=schema, bins=bins, sums=sums, budget=budget)
+        units = len(rows) if groups is None else len(groups)
+        sums[path.stem] = NoisedSum(total=total.numpy(), rows=units, noise_multiplier=sigma)
+    return TableStatistics(schema=schema, bins=bins, sums=sums, budget=budget, max_records=count)
+
+
+def _checked_max_records(unit: Unit, max_records: int | None, schema: Schema) -> int | None:
+    """Return k, or None if the unit of privacy is a row."""
+    named("unit", unit, dict.fromkeys(get_args(Unit)))
+    if unit == "record":
+        if max_records is not None:
+            raise ConfigError(f'max_records={max_records!r} is for unit="person"; set that too, or leave it out')
+        return None
+    if schema.person is None:
+        raise ConfigError('unit="person": the schema names no person column; add person = "patient", or leave it out')
+    return checks.whole("max_records", DEFAULT_MAX_RECORDS if max_records is None else max_records, low=1)
 
 
 def _plain(columns: Sequence[ColumnStatistics]) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class Simulation:
         if self._processes == 1:
             with steady_arithmetic():
                 return [self._runner.release(params, plan) for plan in plans]
-        work = [float(len(self._data.held_out[plan.client])) for plan in plans]
+        work = [float(len(part) * part.max_records) for part in (self._data.held_out[plan.client] for plan in plans)]
         return self._ready_pool(1, params).run(enumerate(plans), work=work)
 
     @steady_arithmetic()  # the same bits after the last round as within it
@@ -173,7 +173,7 @@ class Simulation:
         return seconds * max(1.0, sum(map(self._work, plans)) / self._work(largest) / self._processes)
 
     def _work(self, plan: ClientPlan) -> float:
-        return plan.steps * plan.sample_rate * len(self._data.clients[plan.client])
+        return plan.steps * plan.sample_rate * self._data.size(plan.client) * self._data.max_records
 
     def _ready_pool(self, num_slots: int, params: Tensor) -> WorkerPool:
         """Return workers with shared memory for this many clients, and the weights in it."""

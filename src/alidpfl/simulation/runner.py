@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from alidpfl.data.dataset import kind_of
-from alidpfl.dpsgd import RandomStream, cross_entropy
+from alidpfl.dpsgd import Groups, RandomStream, cross_entropy
+from alidpfl.errors import ConfigError
 from alidpfl.federation.client import ClientData, LocalTrainer, release_stream, training_stream
 from alidpfl.federation.settings import Part
 from alidpfl.federation.tensors import load, trained
@@ -40,17 +41,32 @@ class SimulationData:
     """The records that each client holds out and never trains on; empty if none is evaluated on."""
     unit: float = 1.0
     """What a difference of 1 between two number targets is in the data's own unit."""
+    groups: Sequence[Groups] = ()
+    """The rows of each person, by client, if the unit of privacy is a person. Empty means that it is a record."""
+    max_records: int = 1
+    """k: the most records of a person in a step."""
     output_range: tuple[float, float] = (-math.inf, math.inf)
     """Outputs of a number task beyond these ends predict the same as the ends."""
 
+    def __post_init__(self) -> None:
+        if self.groups and len(self.groups) != len(self.clients):
+            raise ConfigError(f"groups are of {len(self.groups)} clients, and there are {len(self.clients)}")
+
     @property
     def sizes(self) -> list[int]:
-        """Number of records of each client."""
-        return [len(rows) for rows in self.clients]
+        """Number of records of each client, or of persons if they are the unit of privacy."""
+        return [len(units) for units in self.groups or self.clients]
+
+    def size(self, number: int) -> int:
+        """Return the number of records (or persons) of one client."""
+        return len(self.groups[number] if self.groups else self.clients[number])
 
     def client(self, number: int) -> ClientData:
         """Return the records of one client."""
-        return ClientData(inputs=self.inputs, targets=self.targets, rows=self.clients[number])  # proof parallel 2
+        rows, groups = self.clients[number], self.groups[number] if self.groups else None  # proof parallel 2
+        return ClientData(
+            inputs=self.inputs, targets=self.targets, rows=rows, groups=groups, max_records=self.max_records
+        )
 
 
 class Runner:
@@ -91,6 +107,8 @@ class Runner:
             records.inputs,
             records.targets,
             records.rows,
+            groups=records.groups,
+            max_records=records.max_records,
             noise_multiplier=plan.noise_multiplier,
             random=random,
             noise=self._noise,
@@ -101,8 +119,10 @@ class Runner:
         """Return the seconds that the plan takes, measured on zeros instead of records, so nothing is charged."""
         shared = self._data
         inputs, targets = (t.new_zeros((1, *t.shape[1:])) for t in (shared.inputs, shared.targets))
-        rows = torch.zeros(len(shared.clients[plan.client]), dtype=torch.int64)
-        made_up = ClientData(inputs=inputs, targets=targets, rows=rows)
+        count = shared.size(plan.client)
+        rows = torch.zeros(count, dtype=torch.int64)  # one a person: a step takes k of each in any case
+        groups = Groups(rows=rows, offsets=torch.arange(count + 1)) if shared.groups else None
+        made_up = ClientData(inputs=inputs, targets=targets, rows=rows, groups=groups, max_records=shared.max_records)
         started = time.monotonic()
         self._trainer.train(params, made_up, plan, RandomStream.secure())
         return time.monotonic() - started
