@@ -18,10 +18,11 @@ from alidpfl.runs.tables import default_clip_norm, with_table_defaults
 from alidpfl.store import RunDirectory
 from alidpfl.tables import read_schema
 from alidpfl.tables.held_out import held_out_key
-from alidpfl.vault.enrolment import TableSource, enrol
+from alidpfl.vault.enrolment import enrol
 from alidpfl.vault.folder import VaultFolder, status
 from alidpfl.vault.policy import make_policy
 from alidpfl.vault.service import public_info
+from alidpfl.vault.sources import TableSource
 from tests.runs.command import alidpfl
 from tests.tables.parts import TOML, hospitals, table, task_table
 from tests.vault.parts import machine, without_lock
