@@ -138,8 +138,8 @@ def test_denormal_numbers_do_not_change_the_mode_of_the_processor():
 
 def test_wrong_shapes_never_reach_c():
     shape = native.ConvShape(
-        batch=1, records=1, sample_size=16, out_height=2, out_width=2, channels_out=16, runs_y=3, runs_x=1, run_length=3,
-        run_step_y=4, run_step_x=1, step_y=4, step_x=1,
+        batch=1, records=1, sample_size=16, out_height=2, out_width=2, channels_out=16, runs_y=3, runs_x=1,
+        run_length=3, run_step_y=4, run_step_x=1, step_y=4, step_x=1,
     )  # fmt: skip
     good_x, good_g = torch.zeros(16), torch.zeros(64)
     native.conv_gradients(shape, good_x, good_g)

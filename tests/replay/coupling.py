@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from alidpfl.data import table_sums
-from alidpfl.dpsgd import RandomStream, release, step
+from alidpfl.dpsgd import Groups, RandomStream, release, step
 from alidpfl.dpsgd.grid_noise import Grid
 from alidpfl.federation import client
 from alidpfl.federation.client import LocalTrainer
@@ -43,11 +43,13 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Neighbour:
-    """The record that is in D and not in D'."""
+    """The record (or person) that is in D and not in D'."""
 
     client: int
     place: int
-    """Among the client's records."""
+    """Among the client's records (or persons)."""
+    appears: bool = False
+    """True if D' comes first, so that it appears in the second run. Else it vanishes there."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class Watch:
         self._patch.setattr(Grid, "noised_total", self._watched_grid(Grid.noised_total))
         for ledger in (PlannedLedger, FilteredLedger):
             self._patch.setattr(ledger, "charge", self._watched_charge(ledger.charge))
+        self._patch.setattr(Groups, "draw", self._watched_draw(Groups.draw))
         self._patch.setattr(LocalTrainer, "train", self._watched_training(LocalTrainer.train))
         for module in (featured, table_sums):
             self._patch.setattr(module, "noised_total", self._watched_total(module.noised_total))
@@ -148,7 +151,8 @@ class Watch:
             trainer: LocalTrainer, params: Tensor, data: Any, plan: ClientPlan, random: RandomStream
         ) -> ClientUpdate:
             if plan.client == self.neighbour.client:
-                _fix_coin(random, self.neighbour.place, 0.0 if self.follows is None else 1.0)
+                is_with_it = (self.follows is None) != self.neighbour.appears
+                _fix_coin(random, self.neighbour.place, 0.0 if is_with_it else 1.0)
             self._charged, self._what = plan.noise_multiplier, (plan.round, plan.client)
             self._rate = plan.sample_rate if plan.release == "step" else 1.0  # an update is of all records
             sent = (_bits(params), plan)
@@ -156,6 +160,22 @@ class Watch:
             signals = (update.client, update.secants, update.gradient_norm, update.raw, update.steps)
             self.updates.append((*sent, _bits(update.params), *signals))
             return update
+
+        return watched
+
+    def _watched_draw(self, draw: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+        """Draw records with randomness of each person's own: the others' draws are the same in both runs.
+
+        The code draws from the stream of the batch. One person more would move that stream on, which changes no
+        distribution, but would tell the two runs apart.
+        """
+        calls = iter(range(1 << 30))
+
+        def watched(groups: Groups, persons: Tensor, max_records: int, random: RandomStream) -> tuple[Tensor, Tensor]:
+            coupled = RandomStream.seeded(next(calls))
+            every = coupled.uniform(len(groups) * max_records).view(len(groups), max_records)
+            coupled.uniform = lambda _: every[persons].flatten()  # type: ignore[method-assign]
+            return draw(groups, persons, max_records, coupled)
 
         return watched
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 from torch import Tensor
 
-from alidpfl.dpsgd import cross_entropy
+from alidpfl.dpsgd import Groups, cross_entropy
 from alidpfl.errors import AliDpflError
 from alidpfl.federation.loop import Federation
 from alidpfl.federation.planning import make_ledger
@@ -142,6 +142,62 @@ def task_neighbours(
     without[0][row] = -2.0 * inputs[row] + 1.0
     without[1][row] = 1.0 - targets[row]
     return _simulated(*with_it), _simulated(*without)
+
+
+PERSONS = (6, 4, 1)
+"""Persons of each client, with 1 to k + 2 records each."""
+MOST = 3
+"""k."""
+PERSON_NEIGHBOURS = (Neighbour(0, 0), Neighbour(1, 2, appears=True), Neighbour(0, 5, appears=True), Neighbour(2, 0))
+
+
+def person_neighbours(
+    model: str, neighbour: Neighbour, hostile: str, records: int
+) -> tuple[SimulationData, SimulationData]:
+    """The first and the second data set. In one a person has this many hostile records.
+
+    In the other one, somebody else has the place, with another number of records, and no coin ever reaches it.
+    """
+    shape = VECTOR if model == "scatter_linear" else IMAGE
+
+    def person(client: int, number: int) -> tuple[Tensor, Tensor]:
+        random = torch.Generator().manual_seed(100 * client + number)
+        count = 1 + (client + number) % (MOST + 2)
+        targets = torch.randint(CLASSES, (count,), generator=random)
+        inputs = torch.randn(count, *shape, generator=random) + targets.view(-1, *[1] * len(shape))
+        return inputs, targets
+
+    random = torch.Generator().manual_seed(5)
+    usual = torch.randn(records, *shape, generator=random)
+    with_it = torch.stack([HOSTILE[hostile](one) for one in usual]), torch.arange(records) % CLASSES
+    other = 1.0 - 2.0 * torch.randn(1 + records % (MOST + 2), *shape, generator=random)
+    without = other, (torch.arange(len(other)) + 1) % CLASSES
+    found = []
+    for its_place in (with_it, without):
+        persons = [[person(client, number) for number in range(count)] for client, count in enumerate(PERSONS)]
+        persons[neighbour.client][neighbour.place] = its_place
+        found.append(_of_persons(persons, shape))
+    return (found[1], found[0]) if neighbour.appears else (found[0], found[1])
+
+
+def _of_persons(persons: list[list[tuple[Tensor, Tensor]]], shape: tuple[int, ...]) -> SimulationData:
+    public = torch.zeros(20, *shape), torch.arange(20) % CLASSES
+    everyone = [records for own in persons for records in own]
+    clients, groups, start = [], [], 0
+    for own in persons:
+        sizes = torch.tensor([len(targets) for _, targets in own])
+        rows = torch.arange(start, start + int(sizes.sum()))
+        clients.append(rows)
+        groups.append(Groups.of(torch.repeat_interleave(torch.arange(len(own)), sizes), rows))
+        start += len(rows)
+    return SimulationData(
+        inputs=torch.cat([inputs for inputs, _ in everyone] + [public[0]]),
+        targets=torch.cat([targets for _, targets in everyone] + [public[1]]),
+        clients=clients,
+        evaluation={"test": public, "validation": public},
+        groups=groups,
+        max_records=MOST,
+    )
 
 
 def _simulated(inputs: Tensor, targets: Tensor) -> SimulationData:

@@ -79,7 +79,7 @@ def _arms_of_step(subject: Subject, gradients: CanaryGradients, random: RandomSt
         # The step size cancels the divisor: the weights move by the noised sum of the last step alone.
         plans=tuple(_plan(subject, *rates, float(copies)) for rates in ((), (copies * _STANDING_STILL,))),
         params=params,
-        data={k: ClientData(inputs=inputs, targets=torch.cat([label, label]), rows=r) for k, r in rows.items()},
+        data={k: _client(subject, inputs, torch.cat([label, label]), r) for k, r in rows.items()},
         reader=-shift / (distance * clip_norm),
         threshold=distance / clip_norm / 2,
         distance=distance / clip_norm,
@@ -113,7 +113,7 @@ def _arms_of_update(subject: Subject, gradients: CanaryGradients, random: Random
         trainer=LocalTrainer(subject.objective(), noise=subject.noise),
         plans=(_plan(subject, rate),),
         params=params,
-        data={k: ClientData(inputs=own, targets=targets, rows=torch.arange(2)) for k, own in records.items()},
+        data={k: _client(subject, own, targets, torch.arange(2)) for k, own in records.items()},
         reader=reader,
         threshold=float(torch.dot(without + with_canary, reader)) / 2,
         distance=float(shift.norm()) / (2 * limit),
@@ -121,6 +121,16 @@ def _arms_of_update(subject: Subject, gradients: CanaryGradients, random: Random
         is_exact=not gradients.is_random,
         noise_scale=2 * subject.noise_multiplier * limit,
     )
+
+
+def _client(subject: Subject, inputs: Tensor, targets: Tensor, rows: Tensor) -> ClientData:
+    """Return a client with these rows as its records, or with a person for each row.
+
+    A person has her row k + 1 times. So her gradient is that of the row.
+    """
+    groups = subject.canary_groups(rows)
+    rows = rows if groups is None else groups.rows
+    return ClientData(inputs=inputs, targets=targets, rows=rows, groups=groups, max_records=subject.max_records)
 
 
 def _plan(subject: Subject, *learning_rates: float) -> ClientPlan:

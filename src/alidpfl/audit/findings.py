@@ -12,7 +12,7 @@ from alidpfl.audit.subject import subject_of
 from alidpfl.config import Config
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
-from alidpfl.types import OnProgress
+from alidpfl.types import OnProgress, Unit
 
 _BARS = 60
 
@@ -25,6 +25,8 @@ class Audit:
     """ε that the run claims."""
     delta: float
     """δ of the claim."""
+    unit: Unit = "record"
+    """What the claim protects, and what a canary is."""
     step: StepAudit | None
     """The audit of single steps; None if it was left out."""
     run: RunAudit | None
@@ -55,6 +57,7 @@ class Audit:
         return {
             "claimed_epsilon": self.claimed_epsilon,
             "delta": self.delta,
+            "unit": self.unit,
             "lower_bound": self.lower_bound,
             "confidence": self.confidence,
             "refuted": self.is_refuted,
@@ -101,6 +104,7 @@ def audit_config(
     return Audit(
         claimed_epsilon=subject.budget.epsilon,
         delta=subject.budget.delta,
+        unit=subject.unit,
         step=audit_step(subject, draws=draws, **options) if one_step else None,
         run=audit_run(subject, canaries=canaries, **options) if one_run else None,
     )

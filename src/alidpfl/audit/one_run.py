@@ -16,6 +16,7 @@ from alidpfl.audit.bounds import one_run_epsilon_bound
 from alidpfl.audit.canaries import Canaries, CanaryGradients, make_canaries
 from alidpfl.audit.one_step import check_options
 from alidpfl.audit.subject import Subject, stream
+from alidpfl.dpsgd import Groups
 from alidpfl.federation.loop import Federation
 from alidpfl.federation.settings import EngineWrapper
 from alidpfl.policies import make_policy
@@ -189,7 +190,7 @@ def _trained(
     with Federation(
         model=subject.model,
         engine=observer,
-        sizes=[len(rows) for rows in records.clients],
+        sizes=records.sizes,
         method=method,
         policy=policy,
         ledger=subject.ledger(),
@@ -202,12 +203,21 @@ def _trained(
 
 
 def _records(subject: Subject, canaries: Canaries, is_in: Tensor) -> SimulationData:
-    """Return the client's records and the canaries. A record of NaN, which adds nothing, replaces each that is out."""
+    """Return the client's records and the canaries. A record of NaN, which adds nothing, replaces each that is out.
+
+    If persons are protected, each canary is a person.
+    """
     own, nothing = len(subject.inputs), len(subject.inputs) + len(is_in)
     rows = torch.where(is_in, torch.arange(own, nothing), nothing)
+    groups, added = subject.groups, subject.canary_groups(rows)
+    if groups is not None and added is not None:
+        rows, offsets = added.rows, torch.cat([groups.offsets, added.offsets[1:] + own])
+        groups = Groups(rows=torch.cat([groups.rows, rows]), offsets=offsets)
     return SimulationData(
         inputs=torch.cat([subject.inputs, canaries.inputs, torch.full_like(subject.inputs[:1], torch.nan)]),
         targets=torch.cat([subject.targets, canaries.targets, canaries.targets[:1]]),
         clients=[torch.cat([torch.arange(own), rows])],
         evaluation=subject.evaluation,
+        groups=() if groups is None else (groups,),
+        max_records=subject.max_records,
     )

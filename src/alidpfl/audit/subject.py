@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from alidpfl.config import Config
 from alidpfl.data.dataset import kind_of
-from alidpfl.dpsgd import RandomStream, cross_entropy
+from alidpfl.dpsgd import Groups, RandomStream, cross_entropy
 from alidpfl.errors import ConfigError
 from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.server import ServerSettings
@@ -27,7 +27,7 @@ from alidpfl.runs.prepare import (
     releases_before,
 )
 from alidpfl.runs.standardise import with_statistics
-from alidpfl.types import NoiseKind, OnProgress
+from alidpfl.types import NoiseKind, OnProgress, Unit
 
 _LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # σ is kept within these; below, ε is beyond all claims
 
@@ -62,6 +62,10 @@ class Subject:
     """Releases that were charged before the first round."""
     evaluation: Mapping[Part, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     """Public data, for methods that use the loss on them."""
+    groups: Groups | None = field(default=None, repr=False)
+    """The client's records of each person, if the unit of privacy is a person. None means that it is a record."""
+    max_records: int = 1
+    """k: the most records of a person in a step."""
 
     def __post_init__(self) -> None:
         if not self.inputs.is_floating_point():
@@ -97,6 +101,21 @@ class Subject:
     def clip_norm(self) -> float:
         """Return C of the first round."""
         return self.method.clip_and_noise(self.method.start(), 0).clip_norm
+
+    @property
+    def unit(self) -> Unit:
+        """Return what the claim protects."""
+        return "record" if self.groups is None else "person"
+
+    def canary_groups(self, rows: Tensor) -> Groups | None:
+        """Return canaries as persons: each has one of these rows k + 1 times. None if canaries are records.
+
+        The row more than k shows a client that does not hold a person to k records.
+        """
+        if self.groups is None:
+            return None
+        each = self.max_records + 1
+        return Groups(rows=rows.repeat_interleave(each), offsets=torch.arange(len(rows) + 1) * each)
 
     @property
     def max_steps(self) -> int:
@@ -149,7 +168,16 @@ def subject_of(config: Config, on_progress: OnProgress | None = None) -> Subject
         server_settings=parts.server_settings,
         releases=releases_before(config),
         evaluation={part: pair for part, pair in data.evaluation.items() if part == "validation"},
+        groups=_own_groups(data.groups[0], own, len(data.inputs)) if data.groups else None,
+        max_records=data.max_records,
     )
+
+
+def _own_groups(groups: Groups, own: Tensor, count: int) -> Groups:
+    """Return the groups with rows counted among the client's own rows, not among all `count` rows."""
+    places = torch.zeros(count, dtype=torch.int64)
+    places[own] = torch.arange(len(own))
+    return Groups(rows=places[groups.rows], offsets=groups.offsets)
 
 
 def stream(seed: int | None, *path: int) -> RandomStream:

@@ -445,8 +445,7 @@ class Config(_Section):
         if privacy.unit == "record":
             if privacy.max_records is not None:
                 raise ConfigError(
-                    f'privacy.max_records={privacy.max_records} is for privacy.unit="person"; set that too, or leave '
-                    "it out"
+                    f'privacy.max_records={privacy.max_records} must be left out, or used with privacy.unit="person"'
                 )
             return
         if self.has_features:

@@ -25,6 +25,15 @@ from alidpfl.dpsgd.release import noised_total
 from alidpfl.dpsgd.softmax import SoftmaxClipper, is_softmax_regression
 from alidpfl.dpsgd.step import Clipper, StepResult, StepSettings, add_noise, dp_sgd_step, noised_sum, poisson_sample
 
-__all__ = ["BatchStatistics", "ClippedSum", "Clipper", "Grid", "Groups", "OneByOneClipper", "PerSampleClipper", "RandomStream"]
+__all__ = [
+    "BatchStatistics",
+    "ClippedSum",
+    "Clipper",
+    "Grid",
+    "Groups",
+    "OneByOneClipper",
+    "PerSampleClipper",
+    "RandomStream",
+]
 __all__ += ["SoftmaxClipper", "StepResult", "StepSettings", "add_noise", "cross_entropy", "dp_sgd_step", "make_loss"]
 __all__ += ["is_softmax_regression", "noised_sum", "noised_total", "poisson_sample"]

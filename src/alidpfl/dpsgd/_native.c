@@ -37,7 +37,8 @@ typedef struct {
 } persons_shape;
 #define PARALLEL 1e-9 /* these two as in gradient_forms.py */
 #define TINY 1e-300
-#define SOFTMAX_FEATURES 1024 /* as in native.py */
+#define SOFTMAX_FEATURES 1024 /* these two as in native.py */
+#define PART 512
 #define NONE 255
 #define LARGEST_NORM 1e30 /* as in gradient_forms.py */
 

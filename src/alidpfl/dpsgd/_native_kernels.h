@@ -287,22 +287,63 @@ INLINE double NAME(squared_norm)(int64_t features, const float *x, const float *
     return total;
 }
 
-/* Add the products of a row's features with itself and with the rows before it of the same person. `products` has the
- * records x records of each person. */
-INLINE void NAME(add_products)(int64_t records, int64_t all, int64_t features, const float *x, const int64_t *rows,
-                               int64_t n, double *products) {
-    const int64_t r = n % records;
-    double *own = products + (n - r) * records;
-    for (int64_t q = 0; q <= r; q++) {
-        own[r * records + q] += NAME(dot_floats)(features, x + rows[n] * all, x + rows[n - r + q] * all);
-        own[q * records + r] = own[r * records + q];
+/* Add the products of a record with 1 to 4 others, PART apart. Adds eight terms in float, up to four such sums in float,
+ * and then in double. `count` is a constant where inlined, and `features` a multiple of eight vectors. */
+INLINE void NAME(products_with)(const int count, int64_t features, const float *x, const float *others,
+                                double *products) {
+    NAME(doubles) sums[4] = {{0}};
+    for (int64_t j = 0; j < features;) {
+        NAME(vec) four[4] = {{0}};
+        for (int part = 0; part < 4 && j < features; part++, j += 8 * LANES) {
+            NAME(vec) sum[4] = {{0}};
+            UNROLL for (int k = 0; k < 8; k++) {
+                const NAME(vec) v = *(const NAME(vec) *)(x + j + k * LANES);
+                UNROLL for (int i = 0; i < count; i++)
+                    sum[i] += v * *(const NAME(vec) *)(others + i * PART + j + k * LANES);
+            }
+            UNROLL for (int i = 0; i < count; i++) four[i] += sum[i];
+        }
+        UNROLL for (int i = 0; i < count; i++) sums[i] += __builtin_convertvector(four[i], NAME(doubles));
     }
+    for (int i = 0; i < count; i++)
+        for (int lane = 0; lane < LANES; lane++) products[i] += sums[i][lane];
+}
+
+/* Add the products of some features of every two records of a person to `products` (records x records). The features
+ * are taken in parts, which are copied to `scratch`: there they begin at whole vectors and stay in the first-level
+ * cache. The records of the next person are prefetched. */
+TARGET static __attribute__((noinline)) void NAME(person_products)(int64_t records, int64_t all, int64_t features,
+                                                                   const float *x, const int64_t *rows, int has_next,
+                                                                   float *scratch, double *products) {
+    for (int64_t first = 0; first < features; first += PART) {
+        const int64_t left = features - first, some = left < PART ? left : PART;
+        const int64_t part = (some + 8 * LANES - 1) / (8 * LANES) * (8 * LANES);
+        for (int64_t r = 0; r < records; r++) {
+            const float *next = x + rows[has_next ? records + r : r] * all + first;
+            for (int64_t j = 0; j < some; j += 16) __builtin_prefetch(next + j);
+            memcpy(scratch + r * PART, x + rows[r] * all + first, (size_t)some * sizeof(float));
+            memset(scratch + r * PART + some, 0, (size_t)(part - some) * sizeof(float));
+        }
+        for (int64_t r = 0; r < records; r++)
+            for (int64_t q = 0; q <= r; q += 4) {
+                const int64_t count = r + 1 - q < 4 ? r + 1 - q : 4;
+                const float *row = scratch + r * PART, *others = scratch + q * PART;
+                double *out = products + r * records + q;
+                if (count == 4) NAME(products_with)(4, part, row, others, out);
+                else if (count == 3) NAME(products_with)(3, part, row, others, out);
+                else if (count == 2) NAME(products_with)(2, part, row, others, out);
+                else NAME(products_with)(1, part, row, others, out);
+            }
+    }
+    for (int64_t r = 0; r < records; r++)
+        for (int64_t q = 0; q < r; q++) products[q * records + r] = products[r * records + q];
 }
 
 /* scores[n][class] = x[rows[n]] . weights[.][class], and the squared norm of each of these records, or all products of
  * a person's records. Takes some features at a time, so that their weights stay in the first-level cache. */
 TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x, const int64_t *rows,
-                                         const float *weights, float *restrict scores, double *restrict squared) {
+                                         const float *weights, float *restrict scores, float *scratch,
+                                         double *restrict squared) {
     const unsigned mode = flush_denormals();
     for (int64_t n = 0; n < s->batch * s->records; n++) squared[n] = 0;
     memset(scores, 0, (size_t)(s->batch * s->width) * sizeof(float));
@@ -314,9 +355,12 @@ TARGET void NAME(alidpfl_softmax_scores)(const softmax_shape *s, const float *x,
             const int64_t some = s->batch - n >= 8 ? 8 : 1;
             for (int64_t i = 0; i < some; i++) {
                 sample[i] = x + rows[n + i] * s->features + first;
-                const int64_t after = n + i + 1 < s->batch ? n + i + 1 : n + i;
-                if (s->records > 1) NAME(add_products)(s->records, s->features, features, x + first, rows, n + i, squared);
-                else squared[n + i] += NAME(squared_norm)(features, sample[i], x + rows[after] * s->features + first);
+                const int64_t after = n + i + 1 < s->batch ? n + i + 1 : n + i, begins = n + i + 1 - s->records;
+                if (s->records == 1)
+                    squared[n + i] += NAME(squared_norm)(features, sample[i], x + rows[after] * s->features + first);
+                else if (begins % s->records == 0)
+                    NAME(person_products)(s->records, s->features, features, x + first, rows + begins, after > n + i,
+                                          scratch, squared + begins * s->records);
             }
             if (some == 8) NAME(scores_8)(features, s->width, sample, w, scores + n * s->width);
             else NAME(scores_1)(features, s->width, sample, w, scores + n * s->width);
@@ -350,30 +394,44 @@ INLINE void NAME(persons_outer)(const int64_t persons, const int64_t records, in
     }
 }
 
-/* The same for one person with any number of records. `own` has room for her gradient. */
-INLINE void NAME(person_outer)(int64_t records, int64_t features, int64_t classes, int64_t stride,
-                               const float *x, int64_t all, const int64_t *rows, const float *residuals, float *own,
-                               float *sum) {
-    memset(own, 0, (size_t)(classes * stride) * sizeof(float));
-    for (int64_t r = 0; r < records;) {
-        const float *sample[8];
-        const int64_t some = records - r >= 8 ? 8 : 1;
-        for (int64_t i = 0; i < some; i++) sample[i] = x + rows[r + i] * all;
-        if (some == 8) NAME(outer_8)(features, classes, stride, sample, residuals + r * classes, own);
-        else NAME(outer_1)(features, classes, stride, sample, residuals + r * classes, own);
-        r += some;
+/* The same for one person with any number of records. `x` has room for two vectors of each. */
+TARGET static __attribute__((noinline)) void NAME(person_outer)(int64_t records, int64_t features, int64_t classes, int64_t stride,
+                               const float *restrict inputs, int64_t all, const int64_t *rows,
+                               const float *restrict residuals, NAME(vec) *restrict x, float *restrict sum) {
+    for (int64_t j = 0; j < features; j += 2 * LANES) {
+        const int64_t left = features - j, some = left < LANES ? left : LANES;
+        const int64_t more = left <= LANES ? 0 : left < 2 * LANES ? left - LANES : LANES;
+        for (int64_t r = 0; r < records; r++) {
+            const float *row = inputs + rows[r] * all + j;
+            if (more == LANES) {
+                NAME(load_finite)(&x[2 * r], row, LANES);
+                NAME(load_finite)(&x[2 * r + 1], row + LANES, LANES);
+            } else {
+                NAME(load_finite)(&x[2 * r], row, some);
+                NAME(load_finite)(&x[2 * r + 1], row + LANES, more);
+            }
+        }
+        for (int64_t c = 0; c < classes; c++) {
+            NAME(vec) own = {0}, second = {0};
+            for (int64_t r = 0; r < records; r++) {
+                own += x[2 * r] * residuals[r * classes + c];
+                second += x[2 * r + 1] * residuals[r * classes + c];
+            }
+            *(NAME(vec) *)(sum + c * stride + j) += own;
+            if (more) *(NAME(vec) *)(sum + c * stride + j + LANES) += second;
+        }
     }
-    for (int64_t i = 0; i < classes * stride; i++) sum[i] += own[i];
 }
 
 /* The next persons from row n on, at most up to `end`. Returns the number of their rows. */
-INLINE int64_t NAME(next_persons)(const softmax_shape *s, int64_t features, int64_t stride, const float *x,
-                                  const int64_t *rows, const float *residuals, int64_t left, float *own, float *sum) {
+TARGET static __attribute__((noinline)) int64_t NAME(next_persons)(const softmax_shape *s, int64_t features, int64_t stride, const float *x,
+                                  const int64_t *rows, const float *residuals, int64_t left, float *more, float *sum) {
     const float *sample[8];
     const int64_t records = s->records, whole = records > 8 ? 1 : 8 / records;
     const int64_t persons = left >= whole * records ? whole : 1;
     if (records > 8) {
-        NAME(person_outer)(records, features, s->width, stride, x, s->features, rows, residuals, own, sum);
+        NAME(person_outer)(records, features, s->width, stride, x, s->features, rows, residuals,
+                           (NAME(vec) *)more, sum);
         return records;
     }
     for (int64_t i = 0; i < persons * records; i++) sample[i] = x + rows[i] * s->features;
@@ -395,8 +453,9 @@ INLINE int64_t NAME(next_persons)(const softmax_shape *s, int64_t features, int6
 }
 
 /* sum[class][feature] += residuals[n][class] * x[rows[n]][feature], over all n, with 0 for features that are not finite.
- * Adds in float within a group of records, and in double over groups. The numbers `group` must not decrease, and the
- * records of a person are in one group. `scratch` has room for 2 x classes x SOFTMAX_FEATURES. */
+ * Adds in float within a group of records, and in double over groups. The numbers `group`, one for each
+ * person, must not decrease. `scratch` has room for classes x SOFTMAX_FEATURES and
+ * for two vectors of each record of a person. */
 TARGET void NAME(alidpfl_softmax_gradient)(const softmax_shape *s, const float *x, const int64_t *rows,
                                            const int64_t *group, const float *residuals, float *restrict scratch,
                                            double *restrict sum) {
@@ -407,7 +466,7 @@ TARGET void NAME(alidpfl_softmax_gradient)(const softmax_shape *s, const float *
         const int64_t stride = (features + LANES - 1) / LANES * LANES;
         for (int64_t n = 0; n < s->batch;) {
             int64_t end = n;
-            while (end < s->batch && group[end] == group[n]) end++;
+            while (end < s->batch && group[end / s->records] == group[n / s->records]) end += s->records;
             memset(scratch, 0, (size_t)(classes * stride) * sizeof(float));
             while (n < end) {
                 if (s->records > 1) {
@@ -425,6 +484,97 @@ TARGET void NAME(alidpfl_softmax_gradient)(const softmax_shape *s, const float *
             for (int64_t c = 0; c < classes; c++)
                 for (int64_t j = 0; j < features; j++)
                     sum[c * s->features + first + j] += (double)scratch[c * stride + j];
+        }
+    }
+    restore_denormals(mode);
+}
+
+/* Write a person's gradient to `own` (classes x stride), and return the sum of its squares, added in double after at
+ * most 32 terms. `x` has room for two vectors of each record. */
+TARGET static __attribute__((noinline)) double NAME(person_gradient)(
+    int64_t records, int64_t features, int64_t stride, int64_t classes, const float *restrict inputs,
+    const int64_t *rows, const float *restrict residuals, NAME(vec) *restrict x, float *restrict own) {
+    NAME(doubles) sums = {0};
+    for (int64_t j = 0; j < features; j += 2 * LANES) {
+        const int64_t left = features - j;
+        for (int64_t r = 0; r < records; r++) {
+            const float *row = inputs + rows[r] * features + j;
+            x[2 * r] = x[2 * r + 1] = (NAME(vec)){0};
+            if (left >= 2 * LANES) memcpy(&x[2 * r], row, 2 * sizeof(x[0]));
+            else memcpy(&x[2 * r], row, (size_t)left * sizeof(float));
+        }
+        for (int64_t c = 0; c < classes;) {
+            NAME(vec) squares = {0};
+            for (int64_t end = c + 16 < classes ? c + 16 : classes; c < end; c++) {
+                NAME(vec) sum = {0}, second = {0};
+                for (int64_t r = 0; r < records; r++) {
+                    sum += x[2 * r] * residuals[r * classes + c];
+                    second += x[2 * r + 1] * residuals[r * classes + c];
+                }
+                squares += sum * sum + second * second;
+                *(NAME(vec) *)(own + c * stride + j) = sum;
+                *(NAME(vec) *)(own + c * stride + j + LANES) = second;
+            }
+            sums += __builtin_convertvector(squares, NAME(doubles));
+        }
+    }
+    double total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += sums[lane];
+    return total;
+}
+
+/* Sum of the clipped gradients of persons, each written out. For many records and few classes this takes less than the
+ * products of all their records. `scratch` has room for two gradients and a vector of each record of a person. */
+TARGET void NAME(alidpfl_softmax_persons)(const softmax_shape *s, const float *x, const int64_t *rows,
+                                          const int64_t *group, const float *residuals, double limit,
+                                          float *restrict scratch, double *restrict sum, double *restrict norms) {
+    const int64_t records = s->records, persons = s->batch / records;
+    const int64_t stride = (s->features + 2 * LANES - 1) / (2 * LANES) * (2 * LANES) + LANES, size = s->width * stride;
+    float *own = scratch, *of_group = scratch + size, *vectors = of_group + size;
+    const unsigned mode = flush_denormals();
+    for (int64_t n = 0; n < persons;) {
+        const int64_t first = group[n];
+        memset(of_group, 0, (size_t)size * sizeof(float));
+        for (; n < persons && group[n] == first; n++) {
+            norms[n] = __builtin_sqrt(NAME(person_gradient)(records, s->features, stride, s->width, x, rows + n * records,
+                                                            residuals + n * records * s->width, (NAME(vec) *)vectors,
+                                                            own));
+            const double ratio = limit / norms[n], most_1 = ratio < 1 ? ratio : 1;
+            const float factor = norms[n] <= LARGEST_NORM ? (float)most_1 : 0.0f; /* 0 for NaN */
+            for (int64_t i = 0; i < size; i++) of_group[i] += factor * (own[i] - own[i] == 0.0f ? own[i] : 0.0f);
+        }
+        for (int64_t c = 0; c < s->width; c++)
+            for (int64_t j = 0; j < s->features; j++) sum[c * s->features + j] += (double)of_group[c * stride + j];
+    }
+    restore_denormals(mode);
+}
+
+/* Clip the gradients of persons. Each is a sum of records times residuals; `products` are those of the records. Write
+ * the norms, or a little more, and scale the residuals, made finite. It does the same as softmax.py in PyTorch, with
+ * gradient_forms.gram_norms: `terms` and `rounded` bound the rounding of the products and of the sum. */
+TARGET void NAME(alidpfl_clip_persons)(const softmax_shape *s, const double *products, double terms, double rounded,
+                                       double largest_input, double limit, float *restrict residuals, double *norms) {
+    const int64_t records = s->records, classes = s->width;
+    const unsigned mode = flush_denormals();
+    for (int64_t n = 0; n < s->batch / records; n++, products += records * records, residuals += records * classes) {
+        double squared = 0, total = 0, squared_inputs = 0;
+        for (int64_t r = 0; r < records; r++) {
+            const float *row = residuals + r * classes;
+            const double own = products[r * records + r], length = NAME(dot_floats)(classes, row, row);
+            squared_inputs += own;
+            total += __builtin_sqrt(own) * __builtin_sqrt(length);
+            squared += own * length;
+            for (int64_t q = 0; q < r; q++)
+                squared += 2 * products[r * records + q] * NAME(dot_floats)(classes, row, residuals + q * classes);
+        }
+        const double at_least = squared < 0 ? 0 : squared; /* NaN stays NaN */
+        const double norm = __builtin_sqrt(at_least + terms * total * total) + rounded * total;
+        norms[n] = squared_inputs <= largest_input ? norm : __builtin_inf();
+        const double ratio = limit / norms[n], most_1 = ratio < 1 ? ratio : 1;
+        const float factor = norms[n] <= LARGEST_NORM ? (float)most_1 : 0.0f; /* 0 for NaN */
+        for (int64_t i = 0; i < records * classes; i++) {
+            const float value = residuals[i];
+            residuals[i] = factor * (value - value == 0.0f ? value : 0.0f);
         }
     }
     restore_denormals(mode);

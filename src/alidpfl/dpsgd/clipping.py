@@ -2,7 +2,7 @@
 
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import numpy as np
@@ -81,12 +81,15 @@ class ClippedSum:
 
 @dataclass(frozen=True, kw_only=True)
 class _Batch:
-    """The records of a batch, and for persons their weights. Its length counts records, or persons."""
+    """The records of a batch, or its persons. Its length counts records, or persons."""
 
     inputs: Tensor
+    """(B, ...) the records, or with rows the whole data set."""
     targets: Tensor
     places: NDArray[np.int64]
-    weights: Weights
+    rows: Rows = None
+    """(B, k) the persons' rows. They are copied for one micro-batch at a time, directly to a padded tensor."""
+    weights: Weights = None
 
     def __len__(self) -> int:
         return len(self.places)
@@ -97,11 +100,26 @@ class _Batch:
         return records_of(self.weights)
 
     def part(self, first: int, last: int) -> "_Batch":
-        """Return the records, or the persons with all their records, from `first` up to `last`."""
-        rows = slice(first * self.records, last * self.records)
-        weights = None if self.weights is None else self.weights[first:last]
-        places = self.places[first:last]
-        return _Batch(inputs=self.inputs[rows], targets=self.targets[rows], places=places, weights=weights)
+        """Return the records or persons from number `first` up to `last`."""
+        some, places = slice(first, last), self.places[first:last]
+        if self.rows is None or self.weights is None:
+            return replace(self, inputs=self.inputs[some], targets=self.targets[some], places=places)
+        return replace(self, rows=self.rows[some], weights=self.weights[some], places=places)
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the records' inputs and targets. Those of persons are padded already."""
+        if self.rows is None:
+            return self.inputs, self.targets
+        rows = self.rows.flatten()
+        size = padded_size(max(rows.numel(), self.records))
+        return _gathered(self.inputs, rows, size).to(device), _gathered(self.targets, rows, size).to(device)
+
+
+def _gathered(tensor: Tensor, rows: Tensor, size: int) -> Tensor:
+    found = tensor.new_empty(size, *tensor.shape[1:])
+    torch.index_select(tensor, 0, rows, out=found[: len(rows)])
+    found[len(rows) :] = 0
+    return found
 
 
 def records_of(weights: Weights) -> int:
@@ -109,11 +127,18 @@ def records_of(weights: Weights) -> int:
     return 1 if weights is None else weights.shape[1]
 
 
+def _with_mean_losses(found: ClippedSum, weights: Tensor) -> ClippedSum:
+    """Return the result with the mean loss of each person in place of her records' losses."""
+    losses = (found.statistics.losses.view_as(weights) * weights).sum(1)
+    return replace(found, statistics=replace(found.statistics, losses=losses))
+
+
 def check_weights(rows: Rows, weights: Tensor) -> Tensor:
     """Return the rows of persons (B, k). Raise ConfigError unless the weights fit. The message quotes no data."""
     if rows is None or rows.dim() != 2 or rows.shape != weights.shape or rows.shape[1] < 1:  # noqa: PLR2004
         raise ConfigError("with weights, rows and weights must have one shape (persons, records of each)")
-    is_mean = bool((weights >= 0).all()) and bool(((weights.sum(1) - 1).abs() <= _SUM_TOLERANCE).all())
+    values = weights.numpy(force=True)
+    is_mean = bool((values >= 0).all() and (abs(values.sum(1) - 1) <= _SUM_TOLERANCE).all())
     if weights.dtype != torch.float32 or not is_mean:
         raise ConfigError("weights must be float32, none negative, and add up to 1 for each person")
     return rows
@@ -216,23 +241,28 @@ class PerSampleClipper:
             UnsupportedModelError: The model has no exact per-sample gradients.
         """
         check_clip_norm(clip_norm)
-        if weights is not None:
-            rows = check_weights(rows, weights)
-        if rows is not None:
-            inputs, targets = (t[rows.flatten()].to(self._device) for t in (inputs, targets))
         self._check_unchanged()
-        self._check_batch(inputs, targets)
-        if weights is None:
-            places = checked_places(places, rows, len(inputs))
-        else:
-            places = checked_places(places, None, len(weights))
-        batch = _Batch(inputs=inputs, targets=targets, places=places.cpu().numpy(), weights=weights)
+        batch = self._batch(inputs, targets, rows, weights, places)
         check_modes(self.model)
         with full_precision(self._device):
             # Steps without clipping have no noise either, so the weights after them are private.
-            self._trials.before_step(inputs, targets, has_public_weights=clip_norm < math.inf)
+            form = (batch.inputs[:0].to(self._device), batch.targets[:0].to(self._device))
+            self._trials.before_step(*form, has_public_weights=clip_norm < math.inf)
             with details_withheld(), model_randomness(seed, self._device), no_buffer_changes(self.model):
-                return self._sum(batch, clip_norm)
+                found = self._sum(batch, clip_norm)
+        return found if weights is None else _with_mean_losses(found, weights.to(self._device))
+
+    def _batch(self, inputs: Tensor, targets: Tensor, rows: Rows, weights: Weights, places: Rows) -> _Batch:
+        if weights is None:
+            if rows is not None:
+                inputs, targets = (t[rows].to(self._device) for t in (inputs, targets))
+            self._check_batch(inputs, targets)
+            numbers = checked_places(places, rows, len(inputs)).cpu().numpy()
+            return _Batch(inputs=inputs, targets=targets, places=numbers)
+        rows = check_weights(rows, weights)
+        self._check_batch(inputs, targets, is_moved=True)
+        numbers = checked_places(places, None, len(rows)).cpu().numpy()
+        return _Batch(inputs=inputs, targets=targets, places=numbers, rows=rows.long(), weights=weights)
 
     def _sum(self, batch: "_Batch", clip_norm: float) -> ClippedSum:
         size = max(1, self._microbatch_size // batch.records)
@@ -241,13 +271,12 @@ class PerSampleClipper:
             return self._sum(batch.part(0, cut), clip_norm).plus(self._sum(batch.part(cut, len(batch)), clip_norm))
         # An empty batch is one group too: it takes as long as a single record.
         groups = (batch.part(first, first + size) for first in range(0, max(1, len(batch)), size))
-        found = (self._microbatch(group.inputs, group.targets, clip_norm, group.weights) for group in groups)
+        found = (self._microbatch(*group.tensors(self._device), clip_norm, group.weights) for group in groups)
         return reduce(ClippedSum.plus, found)  # proof step 4
 
     def _microbatch(self, inputs: Tensor, targets: Tensor, clip_norm: float, weights: Weights = None) -> ClippedSum:
         """Return the clipped sum over records, or with weights (B, k) over persons of k records each."""
-        records = records_of(weights)
-        used = len(inputs) // records
+        records, used = records_of(weights), len(inputs if weights is None else weights)
         size = padded_size(max(1, used) * records)
         inputs, targets = pad_rows(inputs, size), pad_rows(targets, size)
         by_row = None if weights is None else pad_rows(weights.flatten().to(self._device), size)
@@ -265,7 +294,9 @@ class PerSampleClipper:
             squared += gradients.squared_norms
         norms, sums = squared.sqrt(), {}
         for name, late in deferred.items():  # at most one
-            norms, sums[name] = late.clipped_sum(pad_rows(squared[:used], persons, math.inf), limit)  # infinite: dropped
+            norms, sums[name] = late.clipped_sum(
+                pad_rows(squared[:used], persons, math.inf), limit
+            )  # infinite: dropped
             norms[used:] = squared[used:].sqrt()
         factors = clip_factors(norms, limit).to(self._dtype)
         factors[used:] = 0
@@ -275,8 +306,8 @@ class PerSampleClipper:
             elif name not in sums:  # the layer does not reach the loss
                 sums[name] = torch.zeros_like(parameter, requires_grad=False)
         ordered = {name: sums[name] for name in self.parameters}
-        means = losses if by_row is None else (losses * by_row)[: persons * records].view(persons, records).sum(1)
-        return ClippedSum(gradients=ordered, statistics=BatchStatistics(norms=norms[:used], losses=means[:used]))
+        losses = losses[: used * records]
+        return ClippedSum(gradients=ordered, statistics=BatchStatistics(norms=norms[:used], losses=losses))
 
     def _margin(self, records: int) -> float:
         """Return the share of C that records, or persons of k records, are clipped to."""
@@ -321,11 +352,11 @@ class PerSampleClipper:
                 "after replacing, freezing or unfreezing layers"
             )
 
-    def _check_batch(self, inputs: Tensor, targets: Tensor) -> None:
+    def _check_batch(self, inputs: Tensor, targets: Tensor, *, is_moved: bool = False) -> None:
         for what, value in (("inputs", inputs), ("targets", targets)):
             if not isinstance(value, Tensor):
                 raise DataError(f"{what} must be a tensor, not {type(value).__name__}; see torch.as_tensor")
-            if value.device != self._device:
+            if value.device != self._device and not is_moved:
                 raise DataError(f"{what} are on {value.device}, the model on {self._device}; move them there")
         if inputs.dim() == 0 or targets.dim() == 0 or len(inputs) != len(targets):
             raise DataError("inputs and targets must have the same first dimension, the batch")

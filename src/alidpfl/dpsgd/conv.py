@@ -53,7 +53,9 @@ def conv2d_gradients(
             found["weight"] = _written_out(module, padded, grad_nhwc, records)
         else:
             size = module.weight.numel() * padded.element_size()
-            found["weight"] = Rewritten(padded, grad_nhwc, partial(_written_out, module, records=records), size, records)
+            found["weight"] = Rewritten(
+                padded, grad_nhwc, partial(_written_out, module, records=records), size, records
+            )
     return found
 
 

@@ -28,7 +28,7 @@ LARGEST_NORM = 1e30  # above it, a clip factor would be a denormal number, which
 _EXACT_LENGTH = 256  # float32 sums of this many squares are right to 2e-7 for all values; longer sums may drift
 _PARALLEL = 1e-9  # rows count as parallel if one differs by less: float32 products would differ by sixty times that
 _TINY = 1e-300  # in place of a length of zero
-_LARGEST_INPUT = 1e20  # above it, the weighted gradient would be denormal: off by up to half of itself
+LARGEST_INPUT = 1e20  # above it, the weighted gradient would be denormal: off by up to half of itself
 
 
 class Storage(Enum):
@@ -71,7 +71,7 @@ def precise(squared: Tensor, squared_inputs: Tensor) -> Tensor:
     ordinary number. But the gradient times its clip factor would be denormal, and its rounding error times 1e38 would
     exceed the clip norm.
     """
-    return squared / (squared_inputs <= _LARGEST_INPUT**2)  # divided by 0, also where NaN: inf or NaN, which is dropped
+    return squared / (squared_inputs <= LARGEST_INPUT**2)  # divided by 0, also where NaN: inf or NaN, which is dropped
 
 
 def finite(tensor: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Bilinear:
 
 @dataclass(frozen=True, kw_only=True)
 class Orthogonal:
-    """Gradients of persons as sums of k outer products each, in which no terms cancel.
+    """Gradients of persons as sums of k outer products each, in which no terms cancel. All values are finite.
 
     The records of a person may cancel. In a float32 sum the rounding of their terms could then exceed the person's
     clipped gradient. So `orthogonal` rewrites the sum of k outer products as another sum of k outer products
@@ -157,9 +157,8 @@ class Orthogonal:
         """Return one matrix product over all terms of all persons."""
         # The factor goes to the values: their product is at most the clip norm. A direction times a factor of 1e-36
         # could be denormal.
-        values = finite(self.values)
-        values.mul_(_column(weights, values))
-        left, right = finite(self.directions).flatten(0, 1), values.flatten(0, 1)
+        values = self.values * _column(weights, self.values)
+        left, right = self.directions.flatten(0, 1), values.flatten(0, 1)
         return right.mT @ left if self.is_transposed else left.mT @ right
 
 
@@ -191,7 +190,8 @@ def _orthogonal(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     factors = shares.to(wide.dtype)
     for r in range(wide.shape[1]):
         values[:, : r + 1] += factors[:, r, : r + 1, None] * wide[:, r, None]
-    return directions, values, _norms_of_products(directions, squared_norms(values))
+    squared = _norms_of_products(directions, squared_norms(values))
+    return finite(directions), finite(values), squared
 
 
 def _norms_of_products(directions: Tensor, squared_values: Tensor) -> Tensor:
@@ -200,9 +200,7 @@ def _norms_of_products(directions: Tensor, squared_values: Tensor) -> Tensor:
     return (products * lengths[:, :, None] * lengths[:, None]).sum(2).sum(1)
 
 
-def gram_norms(
-    products: Tensor, lengths: Tensor, grad_output: Tensor, width: int, rounded: float = 2.0**-23
-) -> Tensor:
+def gram_norms(products: Tensor, lengths: Tensor, grad_output: Tensor, width: int) -> Tensor:
     """Return |sum_t g_t a_t^T|^2 = sum_ts <a_t, a_s> <g_t, g_s> (Li et al. 2022), or a little more, never less.
 
     The terms of a hostile record may cancel to any degree. A norm that comes out too small would let the record exceed
@@ -214,7 +212,7 @@ def gram_norms(
       2^-24 S.
 
     In double, `products` (B, T, T) are <a_t, a_s>, and `lengths` (B, T) are |a_t|. `grad_output` (B, T, p) are the g_t.
-    `width` is the length of a_t, or 0 if `products` are exact. `rounded` is at least the second error, as a share of S.
+    `width` is the length of a_t, or 0 if `products` are exact.
     """
     grads = grad_output.double()
     _, positions, width_out = grads.shape
@@ -222,7 +220,7 @@ def gram_norms(
     total = (lengths * squared_norms(grads).sqrt_()).sum(1)  # (B,) S
     terms = width + width_out + 2 * positions + 8
     squared = gram.sum(2).sum(1).clamp_min_(0) + terms * 2.0**-52 * total.square()
-    return (squared.sqrt_() + rounded * total).square_()
+    return (squared.sqrt_() + 2.0**-23 * total).square_()
 
 
 class Rewritten:

@@ -81,7 +81,7 @@ def _outer_in_double(inputs: Tensor, grad_output: Tensor) -> Tensor:
 def _person_weight(inputs: Tensor, grad_output: Tensor, storage: Storage, records: int) -> SampleGradients:
     """Return the gradients of persons with k records each: inputs (B, k, d) and output gradients (B, k, p)."""
     width_in, width_out = inputs.shape[2], grad_output.shape[2]
-    if not _is_cheaper_in_factors(records, width_in, width_out):
+    if records > min(width_in, width_out):  # then it is no more than the records, and often less
         return _write_out(inputs, grad_output, storage)
     if width_in < width_out:
         return orthogonal(inputs, grad_output, is_transposed=True)

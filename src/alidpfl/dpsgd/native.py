@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 
 _SUFFIX_AND_LANES = {2: ("avx512", 16), 1: ("avx2", 8), 0: ("portable", 4)}
+_LONGEST_VECTOR = 16
+_TERMS_IN_FLOAT = 12
+_PART = 512
 _SOFTMAX_FEATURES = 1024  # features that the kernel takes at a time, the size of its scratch; see _native.c
 _switched_off: ContextVar[bool] = ContextVar("alidpfl_native_switched_off", default=False)
 
@@ -198,35 +201,78 @@ def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor, records: int =
     scores = torch.empty(len(rows), width, dtype=torch.float32)
     shape = (len(rows),) if records == 1 else (len(rows) // records, records, records)
     products = torch.empty(shape, dtype=torch.float64)
-    _call("softmax_scores", (len(rows), records, features, width), inputs, rows, weights, scores, products)
+    scratch = torch.empty(records * _PART, dtype=torch.float32)
+    _call("softmax_scores", (len(rows), records, features, width), inputs, rows, weights, scores, scratch, products)
     return scores, products
 
 
-def softmax_gradient(
-    inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor, records: int = 1
-) -> Tensor:
+def softmax_gradient(inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor, records: int = 1) -> Tensor:
     """Return the sum over a batch of residuals times features, (classes, features) in double.
 
     Args:
         inputs: (n, features) float32. Features that are not finite count as 0.
         rows: (B,) rows of the batch.
-        groups: (B,) ascending group numbers. Rows of one group are added in float32, groups in double.
+        groups: (B / k,) ascending group numbers of the persons. One group is added in float32, groups in double.
         residuals: (B, classes) float32, finite.
         records: k, the number of rows of each person. They are added first, each person by itself.
     """
     features, classes = inputs.shape[1], residuals.shape[1]
     _check_rows(inputs, rows, features)
     _check_persons(rows, records)
-    _check_contiguous(groups, torch.int64, len(rows))
+    _check_contiguous(groups, torch.int64, len(rows) // records)
     _check_contiguous(residuals, torch.float32, len(rows) * classes)
-    if bool((groups.view(-1, records) != groups.view(-1, records)[:, :1]).any()):
-        raise ValueError("the rows of a person must be in one group")
     total = torch.zeros(classes, features, dtype=torch.float64)
-    scratch = torch.empty(2 * classes, _SOFTMAX_FEATURES, dtype=torch.float32)
-    _call(
-        "softmax_gradient", (len(rows), records, features, classes), inputs, rows, groups, residuals, scratch, total
-    )
+    scratch = torch.empty(classes * _SOFTMAX_FEATURES + 2 * records * _LONGEST_VECTOR, dtype=torch.float32)
+    _call("softmax_gradient", (len(rows), records, features, classes), inputs, rows, groups, residuals, scratch, total)
     return total
+
+
+def softmax_persons(
+    inputs: Tensor, rows: Tensor, groups: Tensor, residuals: Tensor, limit: float
+) -> tuple[Tensor, Tensor]:
+    """Return norms (B,) of persons' gradients, and their clipped sum (classes, features) in double.
+
+    Args:
+        inputs: (n, features) float32.
+        rows: (B, k) rows of the persons.
+        groups: (B,) ascending group numbers. One group is added in float32, groups in double.
+        residuals: (B, k, classes) float32, with the records' weights.
+        limit: Largest norm that a person may contribute.
+    """
+    (persons, records, classes), features = residuals.shape, inputs.shape[1]
+    _check_rows(inputs, rows.flatten(), features)
+    _check_contiguous(rows, torch.int64, persons * records)
+    _check_contiguous(groups, torch.int64, persons)
+    _check_contiguous(residuals, torch.float32, persons * records * classes)
+    total = torch.zeros(classes, features, dtype=torch.float64)
+    norms = torch.empty(persons, dtype=torch.float64)
+    gradients = 2 * classes * (features + 3 * _LONGEST_VECTOR)
+    scratch = torch.zeros(gradients + 2 * records * _LONGEST_VECTOR, dtype=torch.float32)
+    shape = (persons * records, records, features, classes)
+    _call("softmax_persons", shape, inputs, rows, groups, residuals, float(limit), scratch, total, norms)
+    return norms, total
+
+
+def clip_persons(products: Tensor, residuals: Tensor, features: int, *, largest_input: float, limit: float) -> Tensor:
+    """Return the gradient norms (B,) of persons, or a little more. Scale their residuals (B, k, classes) in place.
+
+    Args:
+        products: (B, k, k) float64: products of the records of a person.
+        residuals: (B, k, classes) float32, with the records' weights. They become finite.
+        features: Length of the records.
+        largest_input: Persons with larger inputs are dropped, all their records together.
+        limit: Largest norm that a person may contribute.
+    """
+    batch, records, classes = residuals.shape
+    _check_contiguous(products, torch.float64, batch * records * records)
+    _check_contiguous(residuals, torch.float32, batch * records * classes)
+    norms = torch.empty(batch, dtype=torch.float64)
+    # Products are rounded up to twelve times in float32. A person's sum in float32 rounds each
+    # term at most k + 4 times, with its factors.
+    terms, rounded = (_TERMS_IN_FLOAT + 1) * 2.0**-24 + (features + classes) * 2.0**-52, (records + 4) * 2.0**-24
+    shape = (batch * records, records, features, classes)
+    _call("clip_persons", shape, products, terms, rounded, largest_input**2, float(limit), residuals, norms)
+    return norms
 
 
 def add_rounded(vector: Tensor, factor: float, largest_square: int, total: Tensor) -> None:

@@ -105,8 +105,8 @@ class Recording:
             values = losses()
             self._listening = False  # vmap will run the modules again
             if values.requires_grad:  # if not, no trained layer reaches the loss, and every gradient is zero
-                total = values.sum() if self._weights is None else (values * self._weights).sum()
-                torch.autograd.grad(total, self._anchor, allow_unused=True)
+                total = values.sum() if self._weights is None else values
+                torch.autograd.grad(total, self._anchor, self._weights, allow_unused=True)
         return values.detach()
 
     @contextmanager
@@ -176,7 +176,6 @@ class Recording:
                 found = vmap_gradients(unit.module, unit.names, inputs, grads, records)
         prefix = f"{unit.path}." if unit.path else ""
         self.found.update({prefix + name: gradients for name, gradients in found.items()})
-
 
     def _of_persons(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the records of whole persons. Padding may end within a person."""

@@ -10,12 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.dpsgd import native
-from alidpfl.dpsgd.clipping import BatchStatistics, ClippedSum, Rows, Weights, check_clip_norm, check_weights, records_of
+from alidpfl.dpsgd.clipping import (
+    BatchStatistics,
+    ClippedSum,
+    Rows,
+    Weights,
+    check_clip_norm,
+    check_weights,
+    records_of,
+)
 from alidpfl.dpsgd.gradient_forms import (
+    LARGEST_INPUT,
     Orthogonal,
     clip_factors,
     finite,
-    gram_norms,
     orthogonal,
     precise,
     squared_norms,
@@ -33,6 +41,7 @@ from alidpfl.errors import ConfigError, DataError
 _RECORDS_IN_A_GROUP = 64
 _IN_DOUBLE = 2.3e-4
 _MARGIN = 1 - (2 * _RECORDS_IN_A_GROUP**2 * 2**-24 + 1e-6)
+_MANY_PRODUCTS = 0.2  # with more products of records for each class, writing a person's gradient out is faster
 _GROUPS_AT_A_TIME = 64  # so that small operations serve many records
 
 _Piece = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -189,35 +198,22 @@ def _native_piece(inputs: Tensor, weight: Tensor) -> _Piece:
 
 def _native_persons(inputs: Tensor, weight: Tensor, records: int) -> _Piece:
     transposed = _padded_transpose(weight)
+    is_written_out = _MANY_PRODUCTS * records * (records + 1) > len(weight)
 
     def clipped(
         rows: Tensor, places: Tensor, targets: Tensor, weights: Tensor, limit: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        all_rows = rows.flatten()
-        scores, products = native.softmax_scores(inputs, all_rows, transposed, records)
+        all_rows, groups = rows.flatten(), _groups(places, _places_in_a_group(records))
+        scores, products = native.softmax_scores(inputs, all_rows, transposed, 1 if is_written_out else records)
         residuals, losses = _residuals_and_losses(scores[:, : len(weight)], targets.flatten())
-        residuals.mul_(weights.view(-1, 1))
-        norms = _norms_of_persons(residuals.view(len(rows), records, -1), products, inputs.shape[1])
-        factors = clip_factors(norms, limit).float().repeat_interleave(records)
-        weighted = finite(residuals).mul_(factors[:, None])
-        groups = _groups(places, _places_in_a_group(records)).repeat_interleave(records)
-        return native.softmax_gradient(inputs, all_rows, groups, weighted, records), norms, _means(losses, weights)
+        own = residuals.mul_(weights.view(-1, 1)).view(len(rows), records, -1)
+        if is_written_out:
+            norms, total = native.softmax_persons(inputs, rows, groups, own, limit)
+            return total, norms, _means(losses, weights)
+        norms = native.clip_persons(products, own, inputs.shape[1], largest_input=LARGEST_INPUT, limit=limit)
+        return native.softmax_gradient(inputs, all_rows, groups, residuals, records), norms, _means(losses, weights)
 
     return clipped
-
-
-def _norms_of_persons(residuals: Tensor, products: Tensor, features: int) -> Tensor:
-    """Return the norms (B,) of sums of k outer products, or a little more, never less.
-
-    Args:
-        residuals: (B, k, classes), with the weights of the records.
-        products: (B, k, k) products of the inputs of each two records of a person.
-        features: Length of the inputs.
-    """
-    squared_inputs = products.diagonal(dim1=1, dim2=2)
-    # The kernel adds k products in float32: each is rounded by at most k + 4 units, with its factors.
-    squared = gram_norms(products, squared_inputs.sqrt(), residuals, features, (products.shape[1] + 4) * 2.0**-24)
-    return precise(squared, squared_inputs.sum(1)).sqrt()
 
 
 def _padded_transpose(weight: Tensor) -> Tensor:

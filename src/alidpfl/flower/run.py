@@ -88,6 +88,10 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         NodesMissingError: too few nodes fit the run.
     """
     parts = make_parts(config)
+    if config.privacy.unit != "record":
+        raise ConfigError(
+            f'privacy.unit="{config.privacy.unit}" is for `alidpfl run`: vaults protect single records; leave it out'
+        )
     refuse_what_nodes_cannot(config, options, parts.method)
     encoder = table_encoder(config)
     dataset = server_data(config) if options.evaluate else None

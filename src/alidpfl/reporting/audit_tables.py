@@ -14,7 +14,9 @@ _WEAK = 0.9  # share of the largest contribution; a weaker canary makes a pass l
 def audit_view(audit: dict[str, Any]) -> Group:
     """Return a table for each part of an audit, and the verdict."""
     tables = {"one_step": _step_table, "one_run": _run_table}
-    return Group(*(table(audit[part]) for part, table in tables.items() if audit[part] is not None), *_verdict(audit))
+    shown = [table(audit[part]) for part, table in tables.items() if audit[part] is not None]
+    about = [Text("Each canary is a whole person with more records than a step takes.")]
+    return Group(*shown, *(about if audit.get("unit") == "person" else []), *_verdict(audit))
 
 
 def model_view(name: str, found: dict[str, Any]) -> Group:
@@ -83,9 +85,10 @@ def _verdict(audit: dict[str, Any]) -> list[Text]:
     lines = []
     if min(part["strength"] for part in parts) < _WEAK:
         lines.append(Text("The canary is weak here: a worse record could fail where it passes.", style="yellow"))
+    unit = audit.get("unit", "record")
     claim = f"ε = {audit['claimed_epsilon']:g} at δ = {audit['delta']:g}"
     if audit["refuted"]:
-        step, reason = audit["one_step"], f"the training shows more of a record than {claim} allows"
+        step, reason = audit["one_step"], f"the training shows more of a {unit} than {claim} allows"
         if step is not None and step["noise"]["problem"] and step["lower_bound"] <= step["claimed"]:
             reason = f"{step['noise']['problem']}, and {claim} relies on that noise"
         lines.append(Text(f"REFUTED: {reason}", style="bold red"))
