@@ -31,6 +31,7 @@ from alidpfl.runs.execute import Listener, Outcome, execute, released_before, re
 from alidpfl.runs.prepare import (
     Prepared,
     configured_loss,
+    group_epsilons,
     make_parts,
     make_settings,
     private_evaluation,
@@ -88,10 +89,6 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         NodesMissingError: too few nodes fit the run.
     """
     parts = make_parts(config)
-    if config.privacy.unit != "record":
-        raise ConfigError(
-            f'privacy.unit="{config.privacy.unit}" is for `alidpfl run`: vaults protect single records; leave it out'
-        )
     refuse_what_nodes_cannot(config, options, parts.method)
     encoder = table_encoder(config)
     dataset = server_data(config) if options.evaluate else None
@@ -144,6 +141,8 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
             unit=1.0 if encoder is None else target_unit(encoder.schema),
         ),
     )
+    for warning in (warnings := _unit_warnings(config, encoder)):
+        tell(f"warning: {warning}")
     told = json.dumps([[member.vault, member.num_records] for member in members])
     # Last: a run that never began must not bind the next attempt to its nodes.
     directory.write_members({"run": run, "clients": [member.to_json() for member in members]})
@@ -155,7 +154,8 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         clients=hashlib.sha256(told.encode()).hexdigest(),
         uncovered=uncovered_signals(parts.policy, parts.method),
         weakness=config.budget.weakness(max(member.num_records for member in members), config.privacy.unit),
-        warnings=_unit_warnings(config, encoder),
+        warnings=warnings,
+        group_epsilon=group_epsilons(parts.ledger) if warnings else {},
         encoder=encoder,
         statistics={} if engine.standardiser is None else tensors_of(engine.standardiser),
         records="in vaults",
