@@ -546,3 +546,56 @@ def test_an_extreme_target_does_not_stop_a_run(value):
     with _federation(nn.Linear(6, 1), clients, test=test, max_rounds=2, learning_rate=0.1) as federation:
         list(federation)
         assert all(bool(torch.isfinite(values).all()) for values in federation.named_params().values())
+
+
+class TestPersons:
+    GROUPS = tuple(np.arange(RECORDS) // 4 for _ in range(NUM_CLIENTS))
+    PRIVACY = Privacy(
+        epsilon=5.0, delta=1e-3, sample_rate=0.2, noise_multiplier=1.5, accountant="rdp", unit="person", max_records=3
+    )
+
+    def test_a_federation_counts_persons(self):
+        with _federation(privacy=self.PRIVACY, groups=self.GROUPS) as federation:
+            records = list(federation)
+        assert federation._sizes == dict.fromkeys(range(NUM_CLIENTS), RECORDS // 4)
+        assert records[-1].accuracy > 60
+
+    def test_max_records_has_a_default(self):
+        assert Privacy(epsilon=1, delta=1e-3, sample_rate=0.2, noise_multiplier=2, unit="person").max_records == 4
+
+    @pytest.mark.parametrize(
+        ("changes", "told"),
+        [
+            ({"max_records": 3}, "max_records=3 is for"),
+            ({"unit": "person", "max_records": 0}, "max_records"),
+            ({"unit": "people"}, "unit"),
+        ],
+    )
+    def test_settings_that_contradict_each_other_are_refused(self, changes, told):
+        with pytest.raises(ConfigError, match=told):
+            Privacy(epsilon=1.0, delta=1e-3, sample_rate=0.2, noise_multiplier=2.0, **changes)
+
+    def test_groups_and_unit_belong_together(self):
+        with pytest.raises(ConfigError, match=r'groups are given.*unit="person"'):
+            _federation(groups=self.GROUPS)
+        with pytest.raises(ConfigError, match=r'unit="person", and no groups'):
+            _federation(privacy=self.PRIVACY)
+        with pytest.raises(DataError, match="client 0"):
+            _federation(privacy=self.PRIVACY, groups=[one[1:] for one in self.GROUPS])
+
+    def test_the_plan_is_for_as_many_persons(self):
+        terms = {"epsilon": 2.0, "delta": 1e-5, "max_rounds": 5}
+        model, groups = nn.Linear(6, 3), self.GROUPS
+        persons = Privacy.plan(model, CLIENTS, **terms, unit="person", max_records=2, groups=groups)
+        records = Privacy.plan(model, [_records(seed, RECORDS // 4) for seed in range(NUM_CLIENTS)], **terms)
+        assert (persons.unit, persons.max_records) == ("person", 2)
+        assert (persons.sample_rate, persons.noise_multiplier) == (records.sample_rate, records.noise_multiplier)
+        with pytest.raises(ConfigError, match="groups"):
+            Privacy.plan(model, CLIENTS, **terms, unit="person")
+
+    def test_the_weakness_of_a_budget_is_told_of_persons(self):
+        with pytest.warns(UserWarning, match="20 persons"):
+            _federation(
+                privacy=Privacy(epsilon=5.0, delta=0.1, sample_rate=0.2, noise_multiplier=1.5, unit="person"),
+                groups=self.GROUPS,
+            )

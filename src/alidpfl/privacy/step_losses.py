@@ -9,10 +9,9 @@ For a group of g records, P = Σ_j b_j N(j, σ²), where b_j is the probability 
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ _SKETCH_POINTS, _MOST_SKETCH_POINTS = 1001, 100_001
 _NEAR: Final = 0.5  # losses below it are computed by differences from 0
 _TABLE_POINTS, _NEWTON_STEPS = 4097, 60  # to find the output that has a loss of a group
 _CLOSE, _FLAT = 1e-9, 1e-12  # share of the grid's interval, and of the least loss
+_UNLIKELY: Final = -80.0  # log of a probability
 _MOSTLY: Final = 0.5  # larger sampling rates need other formulas for large negative losses
 
 
@@ -79,8 +79,9 @@ def sketch(sample_rate: float, noise_multiplier: float, reach: float, *, remove:
     Returns:
         The losses at equidistant outputs x, by the trapezoidal rule.
     """
-    points = math.ceil(_SKETCH_POINTS * (1 + (group - 1) / (2 * reach * noise_multiplier)))
-    x = np.linspace(-reach * noise_multiplier, group + reach * noise_multiplier, min(points, _MOST_SKETCH_POINTS))
+    most = _drawn(sample_rate, group).most
+    points = math.ceil(_SKETCH_POINTS * (1 + (most - 1) / (2 * reach * noise_multiplier)))
+    x = np.linspace(-reach * noise_multiplier, most + reach * noise_multiplier, min(points, _MOST_SKETCH_POINTS))
     loss = _loss(sample_rate, noise_multiplier, x, group)
     without = -((x / noise_multiplier) ** 2) / 2 + math.log((x[1] - x[0]) / noise_multiplier / math.sqrt(2 * math.pi))
     return Sketch(without + loss, loss) if remove else Sketch(without, -loss)
@@ -95,7 +96,8 @@ def typical_loss(sample_rate: float, noise_multiplier: float, group: int = 1) ->
 
 def loss_range(step: Step, reach: float) -> float:
     """Return the difference of the largest and the smallest loss for noise of up to `reach` standard deviations."""
-    ends = np.array([-reach * step.noise_multiplier, step.group + reach * step.noise_multiplier])
+    most = _drawn(step.sample_rate, step.group).most
+    ends = np.array([-reach * step.noise_multiplier, most + reach * step.noise_multiplier])
     return float(np.ptp(_loss(step.sample_rate, step.noise_multiplier, ends, step.group)))
 
 
@@ -108,7 +110,7 @@ def step_losses(step: Step, interval: float, reach: float) -> tuple[StepLosses, 
         reach: Noise beyond this many standard deviations is counted as infinite loss if its loss is large.
     """
     rate, noise, group = step.sample_rate, step.noise_multiplier, step.group
-    ends = _loss(rate, noise, np.array([-reach * noise, group + reach * noise]), group) / interval
+    ends = _loss(rate, noise, np.array([-reach * noise, _drawn(rate, group).most + reach * noise]), group) / interval
     low, high = math.floor(ends[0]), math.ceil(ends[1])
     x = _output(rate, noise, interval * np.arange(low, high + 1), group)
     cells = np.concatenate([[-np.inf], x, [np.inf]])
@@ -117,13 +119,14 @@ def step_losses(step: Step, interval: float, reach: float) -> tuple[StepLosses, 
         present = _normal_mass((cells - 1) / noise)
         mixture, difference = (1 - rate) * without + rate * present, rate * (present - without)
     else:
-        mixture, difference = (1 - rate) ** group * without, np.zeros_like(without)
-        for drawn, log_probability in _drawn(rate, group):
-            probability = math.exp(log_probability)
+        mixture, difference = np.zeros_like(without), np.zeros_like(without)
+        for drawn, log_share in _drawn(rate, group).numbers:
             present = _normal_mass((cells - drawn) / noise)
-            mixture += probability * present
-            difference += probability * (present - without)
+            mixture += math.exp(log_share) * present
+            difference += math.exp(log_share) * (present - without)
+        difference -= _drawn(rate, group).unlikely * without
     removed = _connect_the_dots(low, interval, mixture, without, difference)
+    removed = replace(removed, infinite=removed.infinite + _drawn(rate, group).unlikely)
     added = _connect_the_dots(-high, interval, without[::-1], mixture[::-1], -difference[::-1])
     return removed, added
 
@@ -145,11 +148,33 @@ def _connect_the_dots(lowest: int, interval: float, p: Floats, q: Floats, differ
     return StepLosses(lowest, probabilities, float(p[-1]))
 
 
-def _drawn(sample_rate: float, group: int) -> Iterator[tuple[int, float]]:
-    """Yield the numbers j of records of a group that may be in a batch, from 1, with log b_j."""
-    for drawn in range(1, group + 1):
-        ways, rest = math.log(math.comb(group, drawn)), group - drawn
-        yield drawn, ways + drawn * math.log(sample_rate) + rest * math.log1p(-sample_rate)
+class _Drawn(NamedTuple):
+    """How many records of a group may be in a batch."""
+
+    numbers: tuple[tuple[int, float], ...]
+    """Each likely number j, with log b_j."""
+    unlikely: float
+    """Probability of all others. They count as an infinite loss."""
+
+    @property
+    def most(self) -> int:
+        """The largest likely number."""
+        return self.numbers[-1][0]
+
+
+@lru_cache(maxsize=64)
+def _drawn(sample_rate: float, group: int) -> _Drawn:
+    """Return the binomial probabilities of a group."""
+    if sample_rate == 1:
+        return _Drawn(((group, 0.0),), 0.0)
+    found = [
+        (j, math.log(math.comb(group, j)) + j * math.log(sample_rate) + (group - j) * math.log1p(-sample_rate))
+        for j in range(group + 1)
+    ]
+    if group == 1:
+        return _Drawn(tuple(found), 0.0)
+    unlikely = sum(math.exp(log_share) for _, log_share in found if log_share <= _UNLIKELY)
+    return _Drawn(tuple(pair for pair in found if pair[1] > _UNLIKELY), unlikely)
 
 
 @np.errstate(divide="ignore")  # log 0 at q = 1
@@ -166,13 +191,14 @@ def _loss(sample_rate: float, noise_multiplier: float, x: Floats, group: int = 1
 def _group_loss(sample_rate: float, noise_multiplier: float, x: Floats, group: int) -> tuple[Floats, Floats]:
     """Return log Σ_j b_j e^{y_j}, y_j = (2jx − j²) / (2σ²), and its derivative by x."""
     near, top = np.zeros_like(x), np.zeros_like(x)
-    log_total, log_slope = np.full_like(x, group * math.log1p(-sample_rate)), np.full_like(x, -np.inf)
-    for drawn, log_probability in _drawn(sample_rate, group):
+    log_total, log_slope = np.full_like(x, -np.inf), np.full_like(x, -np.inf)
+    for drawn, log_share in _drawn(sample_rate, group).numbers:
         y = drawn * (2 * x - drawn) / (2 * noise_multiplier**2)
-        near += math.exp(log_probability) * np.expm1(np.minimum(y, 1.0))
+        near += math.exp(log_share) * np.expm1(np.minimum(y, 1.0))
         top = np.maximum(top, y)
-        log_total = np.logaddexp(log_total, log_probability + y)
-        log_slope = np.logaddexp(log_slope, math.log(drawn) + log_probability + y)
+        log_total = np.logaddexp(log_total, log_share + y)
+        log_slope = np.logaddexp(log_slope, math.log(drawn) + log_share + y) if drawn else log_slope
+    near -= _drawn(sample_rate, group).unlikely
     is_near = (top < 1) & (np.abs(near) < _NEAR)  # log Σ b_j e^{y_j} = log(1 + Σ b_j (e^{y_j} − 1)), to full precision
     loss = np.where(is_near, np.log1p(np.clip(near, -_NEAR, _NEAR)), log_total)
     return loss, np.exp(log_slope - log_total) / noise_multiplier**2
@@ -198,11 +224,12 @@ def _group_output(sample_rate: float, noise_multiplier: float, loss: Floats, gro
     Raises:
         ArithmeticError: it did not get close enough.
     """
-    least = group * math.log1p(-sample_rate) if sample_rate < 1 else -math.inf
+    drawn, log_share = _drawn(sample_rate, group).numbers[0]
+    least = log_share if drawn == 0 else -math.inf
     high = group + 1.0
     while _loss(sample_rate, noise_multiplier, np.array([high]), group)[0] < loss[-1]:
         high *= 2
-    is_found = loss > least + _FLAT * abs(least)
+    is_found = loss > (least + _FLAT * abs(least) if least > -math.inf else least)
     low = -1.0
     while is_found.any() and _loss(sample_rate, noise_multiplier, np.array([low]), group)[0] > loss[is_found][0]:
         low *= 2
