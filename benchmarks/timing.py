@@ -31,11 +31,12 @@ from rich.table import Table
 from alidpfl.errors import AliDpflError
 from alidpfl.types import ClientUpdate
 from alidpfl.vault.client import VaultClient
-from alidpfl.vault.enrolment import Enrolment, FileSource, enrol
+from alidpfl.vault.enrolment import Enrolment, enrol
 from alidpfl.vault.folder import POLICY, SOCKET, VaultFolder, status
 from alidpfl.vault.messages import RoundRequest, Shapes, Weights, encode
 from alidpfl.vault.policy import PROMPT_ANSWERS, make_policy
 from alidpfl.vault.service import serve
+from alidpfl.vault.sources import FileSource
 from alidpfl.vault.training import RecordTrainer
 from benchmarks.report import listed, write_results
 from benchmarks.step import environment

@@ -72,14 +72,14 @@ def loss_text(name: str, quantile: float) -> str:
     return f'loss="{name}"' + (f" at {exact(quantile)}" if name == "quantile" else "")
 
 
-def protected(unit: str) -> str:
+def protected(unit: str, where: str = "one client") -> str:
     """Return what the ε of a run holds for, in words.
 
     >>> protected("person")
     'ε holds for all records of a person at one client'
     """
     whom = "all records of a person" if unit == "person" else "one record"
-    return f"ε holds for {whom} at one client"
+    return f"ε holds for {whom} at {where}"
 
 
 ClientId: TypeAlias = int

@@ -14,9 +14,10 @@ import psutil
 from alidpfl.flower.config import FlowerOptions, write_app_folder
 from alidpfl.flower.demo.loopback import CONNECTION, Loopback, LoopbackError, tail
 from alidpfl.store import RunDirectory
-from alidpfl.vault.enrolment import SplitSource, enrol
+from alidpfl.vault.enrolment import enrol
 from alidpfl.vault.folder import status
 from alidpfl.vault.policy import make_policy
+from alidpfl.vault.sources import SplitSource
 from tests.vault.parts import machine
 
 from .fakes import CLIENTS, config

@@ -41,6 +41,30 @@ def test_the_demo_trains_on_tables(tmp_path):
     assert not _processes_of(folder)
 
 
+@pytest.mark.slow
+def test_the_demo_protects_persons(tmp_path):
+    files = hospitals(tmp_path, (150, 250), has_persons=True)
+    folder, unit = tmp_path / "kept", ["--set", "privacy.unit=person", "--set", "privacy.max_records=3"]
+    where = ["--schema", tmp_path / "schema.toml", "--data", *files, "--keep", folder, "--insecure", "--rounds", 1]
+    done = alidpfl("flower", "demo", *where, *unit, "--set", 'data.standardise="none"')
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert "persons" in done.stdout
+    told = json.loads((folder / "run" / "summary.json").read_text())
+    assert (told["unit"], told["rounds"]) == ("person", 1)
+    for vault in ("0", "1"):
+        (path,) = folder.rglob(f"vault-{vault}/policy.toml")
+        assert 'unit = "person"\nmax_records = 3\n' in path.read_text()
+    assert alidpfl("predict", folder / "run", files[0], "-o", tmp_path / "scores.csv").exit_code == 0
+    assert not _processes_of(folder)
+
+
+def test_a_wrong_setting_ends_the_demo_before_it_enrols_anything(tmp_path):
+    done = alidpfl("flower", "demo", "--set", "privacy.unit=person", "--keep", tmp_path / "kept")
+    assert done.exit_code == 2
+    assert "privacy.unit" in done.stderr
+    assert not (tmp_path / "kept").exists()
+
+
 @pytest.mark.parametrize("more", [["--schema", "schema.toml"], ["--data", "north.csv"]])
 def test_the_demo_needs_schema_and_tables_together(tmp_path, more):
     done = alidpfl("flower", "demo", *more, "--keep", tmp_path / "kept")

@@ -18,7 +18,7 @@ from tests.runs.command import alidpfl
 from tests.tables.parts import hospitals
 
 from .fakes import NODE_IDS, FakeLink, run_config
-from .test_tables import SIZES, VaultNode, enrolled, no_waiting, same_model, settings_of  # noqa: F401
+from .test_tables import PERSONS, SIZES, VaultNode, enrolled, no_waiting, same_model, settings_of  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 PRIVATE = ('data.standardise="private"', "privacy.statistics_noise=12.0")
@@ -127,6 +127,30 @@ class TestStandardise:
 
 
 class TestAlone:
+    def test_statistics_of_vaults_of_persons_count_persons(self, tmp_path):
+        files, schema = hospitals(tmp_path, SIZES, has_persons=True), read_schema(tmp_path / "schema.toml")
+        settings = settings_of(tmp_path, *PRIVATE, *PERSONS)
+        service = {"seconds_per_round": 0.005, "seconds_per_step": 0.001, "seconds_per_query": 0.005}
+        folders = [
+            enrolled(tmp_path / f"vault-{k}", path, unit, schema, service=service)
+            for k, (path, unit) in enumerate(zip(files, (settings, settings, settings_of(tmp_path)), strict=True))
+        ]
+        numbered = zip(NODE_IDS, range(3), folders, strict=True)
+        nodes = FakeLink({node: VaultNode(folder, number) for node, number, folder in numbered})
+        out = tmp_path / "out"
+        try:
+            given = run_config(out, settings, simulation=False, statistics=True, bins=4, min_nodes=2)
+            run_over_nodes(nodes, given)
+        finally:
+            for node in nodes.nodes.values():
+                node.vault.ledger.close()
+        told = json.loads((out / "statistics.json").read_text())
+        assert (told["unit"], told["max_records"]) == ("person", 2)
+        persons = [node.vault.enrolment.num_records for node in nodes.nodes.values()]
+        assert told["persons"] == persons[0] + persons[1]
+        left_out = nodes.nodes[NODE_IDS[2]].vault.enrolment.vault
+        assert any(left_out in line and 'unit="record"' in line for line in nodes.told)
+
     def test_they_are_written_and_can_be_shown(self, tmp_path, link):
         nodes, out = link(), tmp_path / "out"
         given = run_config(out, settings_of(tmp_path, *PRIVATE), simulation=False, statistics=True, bins=4)

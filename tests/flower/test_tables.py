@@ -4,6 +4,7 @@ import json
 import math
 import tomllib
 
+import polars as pl
 import pytest
 import torch
 
@@ -14,14 +15,16 @@ from alidpfl.flower.engine import VaultEngine
 from alidpfl.flower.nodes import Failure, gather
 from alidpfl.flower.run import run_over_nodes
 from alidpfl.runs import execute, load_model
+from alidpfl.runs.data import load_data, simulation_data
 from alidpfl.runs.tables import default_clip_norm, with_table_defaults
 from alidpfl.store import RunDirectory
 from alidpfl.tables import read_schema
 from alidpfl.tables.held_out import held_out_key
-from alidpfl.vault.enrolment import TableSource, enrol
+from alidpfl.vault.enrolment import enrol
 from alidpfl.vault.folder import VaultFolder, status
 from alidpfl.vault.policy import make_policy
 from alidpfl.vault.service import public_info
+from alidpfl.vault.sources import TableSource
 from tests.runs.command import alidpfl
 from tests.tables.parts import TOML, hospitals, table, task_table
 from tests.vault.parts import machine, without_lock
@@ -67,6 +70,7 @@ def enrolled(folder, data, settings, schema, **changes):
     values = {
         "unsafe": ["seeded-noise"],
         "seed": settings.run.seed,
+        "data": {"unit": settings.privacy.unit, "max_records": settings.max_records},
         "budget": {"epsilon": 8.0, "delta": settings.privacy.delta},
         "accounting": {"kind": "planned", "accountant": "rdp"},
         "terms": {"sample_rate": 0.1, "min_noise_multiplier": 3.0},
@@ -135,6 +139,75 @@ def test_the_run_is_the_simulated_one_and_predicts_raw_rows(tmp_path, link):
     assert (tmp_path / "scores.csv").read_text().count("\n") == 6
     for number in range(3):
         assert status(tmp_path / f"vault-{number}")["rounds_released"] == 3
+
+
+PERSONS = ("privacy.unit=person", "privacy.max_records=2")
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("kind", ["class", "number"])
+def test_the_run_over_vaults_of_persons_is_the_simulated_one(tmp_path, link, kind):
+    """It trains, standardises numbers, and evaluates by person."""
+    files = hospitals(tmp_path, [3 * size for size in SIZES], kind=kind, has_persons=True)
+    schema = read_schema(tmp_path / "schema.toml")
+    private = settings_of(tmp_path, *PERSONS, "evaluation.private=true", files=files)
+    simulated = execute(private, tmp_path / "simulated")
+    out, settings = tmp_path / "out", settings_of(tmp_path, *PERSONS)
+    nodes = link(files, [schema] * 3, settings, evaluation={})
+    outcome = run_over_nodes(nodes, run_config(out, settings, simulation=False))
+    assert settings.has_statistics == (kind == "number")
+    assert same_model(out, tmp_path / "simulated")
+    assert evaluations(out) == evaluations(tmp_path / "simulated") != []
+    assert (outcome.metrics, outcome.unit, outcome.held_out) == (simulated.metrics, "person", simulated.held_out)
+    found, expected = (load_model(run).predict(files[0]) for run in (out, tmp_path / "simulated"))
+    assert (found == expected).all()
+    told = RunDirectory.open(out).read_model()[1]
+    assert (told["unit"], told["max_records"]) == ("person", "2")
+    assert "all records of a person" in told["protects"]
+    for number, path in enumerate(files):
+        persons = set(pl.read_csv(path)["patient"])
+        assert status(tmp_path / f"vault-{number}")["num_records"] < len(persons) <= 3 * SIZES[number] // 2
+    assert [len(data) for data in simulation_data(private, load_data(private)).groups] == [
+        nodes.nodes[node].info()["num_records"] for node in NODE_IDS
+    ]
+
+
+OTHER_UNITS = [
+    (PERSONS, (), 'unit="person" and max_records=2', 'unit="record"'),
+    ((), PERSONS, 'unit="record"', 'unit="person" and max_records=2'),
+    (PERSONS, (PERSONS[0], "privacy.max_records=3"), "max_records=2", "max_records=3"),
+]
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("units", OTHER_UNITS)
+def test_vaults_of_another_unit_are_left_out_by_name_before_they_are_asked(tmp_path, link, units):
+    of_vaults, of_run, theirs, ours = units
+    files = hospitals(tmp_path, SIZES, has_persons=True)
+    schema = read_schema(tmp_path / "schema.toml")
+    nodes = link(files, [schema] * 3, settings_of(tmp_path, *of_vaults))
+    settings = settings_of(tmp_path, *of_run)
+    with pytest.raises(NodesMissingError):
+        run_over_nodes(nodes, run_config(tmp_path / "out", settings, simulation=False))
+    names = [nodes.nodes[node].info()["vault"] for node in NODE_IDS]
+    for name in names:
+        (line,) = (line for line in nodes.told if name in line)
+        assert "left out" in line
+        assert theirs in line.partition(" and this run")[0]
+        assert ours in line.partition(" and this run")[2]
+    assert not any(question == "train" for question, _ in nodes.asked)
+    assert all(status(tmp_path / f"vault-{number}")["units_spent"] == 0 for number in range(3))
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_run_that_protects_rows_of_persons_says_so(tmp_path, link):
+    files = hospitals(tmp_path, SIZES, has_persons=True)
+    nodes = link(files, [read_schema(tmp_path / "schema.toml")] * 3)
+    run_over_nodes(nodes, run_config(tmp_path / "out", settings_of(tmp_path), simulation=False))
+    assert any("warning: " in line and "privacy.unit" in line for line in nodes.told)
+    groups = RunDirectory.open(tmp_path / "out").summary()["group_epsilon"]
+    assert groups
+    assert all(value > 2 for value in groups.values())
 
 
 TASKS = [
@@ -327,13 +400,17 @@ def test_init_needs_the_number_of_nodes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", ["number", pytest.param("class", marks=pytest.mark.slow), pytest.param("labels", marks=pytest.mark.slow)]
+    ("kind", "unit"),
+    [
+        ("number", PERSONS),
+        *(pytest.param(kind, (), marks=pytest.mark.slow) for kind in ("number", "class", "labels")),
+    ],
 )
-def test_a_deployment_trains_and_evaluates_on_tables_as_the_simulation_does(tmp_path, kind):
+def test_a_deployment_trains_and_evaluates_on_tables_as_the_simulation_does(tmp_path, kind, unit):
     """What the runs over vaults in this process show above, once more in processes."""
-    files = hospitals(tmp_path, SIZES, kind=kind)
+    files = hospitals(tmp_path, [3 * size for size in SIZES] if unit else SIZES, kind=kind, has_persons=bool(unit))
     schema = read_schema(tmp_path / "schema.toml")
-    private = settings_of(tmp_path, "evaluation.private=true", "evaluation.releases=1", files=files)
+    private = settings_of(tmp_path, *unit, "evaluation.private=true", "evaluation.releases=1", files=files)
     execute(private, tmp_path / "simulated")
     folder = tmp_path / "deployment"
     folder.mkdir()
@@ -341,7 +418,7 @@ def test_a_deployment_trains_and_evaluates_on_tables_as_the_simulation_does(tmp_
         loopback.start_superlink()
         for number, path in enumerate(files):
             with machine(folder / "state"):
-                enrolled(loopback.vault_folder(number), path, settings_of(tmp_path), schema, evaluation={})
+                enrolled(loopback.vault_folder(number), path, settings_of(tmp_path, *unit), schema, evaluation={})
             start_vault(loopback, number)
         loopback.register_nodes()
         for number in range(3):
@@ -352,6 +429,7 @@ def test_a_deployment_trains_and_evaluates_on_tables_as_the_simulation_does(tmp_
             "privacy.sample_rate=0.1",
             "privacy.noise_multiplier=3",
             "run.name=compared",
+            *unit,
         ]
         changes += ["federation.max_rounds=3", "run.processes=1", f"run.seed={SEED}", "evaluation.releases=1"]
         changes += ["federation.max_client_weight=1", "federation.max_size_ratio=1e9"]  # as in the simulation

@@ -50,10 +50,28 @@ def _read(tmp_path, content: bytes) -> None:
     fine_or_refused(lambda: load_npz(data_dir=tmp_path, num_classes=3), never=SHOWN)
 
 
+PERSONS = np.array([f"{MARK}{number % 4}" for number in range(10)])
+
+
 @examples(40)
-@given(data=st.data(), compress=st.booleans())
-def test_a_damaged_npz_file(tmp_path, data, compress):
-    _read(tmp_path, data.draw(damaged(_npz(compress))))
+@given(data=st.data(), compress=st.booleans(), has_persons=st.booleans())
+def test_a_damaged_npz_file(tmp_path, data, compress, has_persons):
+    _read(tmp_path, data.draw(damaged(_npz(compress, **({"person": PERSONS} if has_persons else {})))))
+
+
+@examples(40)
+@given(
+    shape=st.lists(st.integers(0, 12), max_size=3).map(tuple),
+    kind=st.sampled_from((str, bytes, object, bool, "i1", "u8", "f4", "c16", "M8[D]", "m8[s]", [("a", "i4")])),
+    name=st.sampled_from((MARK, "", "7", "nan", None)),
+)
+def test_persons_of_any_type_and_shape(tmp_path, shape, kind, name):
+    """Only ten names, as texts or as whole numbers, are read. No error quotes one."""
+    try:
+        persons = np.full(shape, name, kind)
+    except (TypeError, ValueError):  # this type cannot hold it
+        persons = np.zeros(shape, kind)
+    _read(tmp_path, _npz(person=persons))
 
 
 @examples(30)

@@ -8,11 +8,13 @@ import numpy as np
 import polars as pl
 import pytest
 
+from alidpfl.dpsgd import Groups, RandomStream
 from alidpfl.releases.queries import EvaluationQuery
 from alidpfl.vault.messages import ReleaseRequest, decode_released, encode
 from alidpfl.vault.service import Service
 from tests.tables.parts import table
 from tests.vault.parts import opened, request
+from tests.vault.persons import MOST, held_out_persons, person_table, person_table_vault
 from tests.vault.tables import held_out, table_vault
 
 from .test_vaults import _status
@@ -90,9 +92,8 @@ async def _answers(bodies, transport) -> list[tuple]:
 
 def _vault(parent, rows):
     service = {"seconds_per_round": 0.005, "seconds_per_step": 0.001, "seconds_per_query": 0.1}
-    return table_vault(
-        parent, rows, unsafe=["seeded-noise"], seed=3, evaluation={}, service=service, budget__epsilon=30.0
-    )
+    changes = {"unsafe": ["seeded-noise"], "seed": 3, "evaluation": {}, "service": service, "budget__epsilon": 30.0}
+    return (person_table_vault if "patient" in rows.columns else table_vault)(parent, rows, **changes)
 
 
 @pytest.mark.parametrize("place", [0, -1])
@@ -101,15 +102,58 @@ def test_a_held_out_row_moves_noised_sums_and_nothing_else(tmp_path, caplog, pla
     gone = int(np.flatnonzero(held_out(ROWS))[place])
     one, two = (_told(_vault(tmp_path / name, rows)) for name, rows in (("with", ROWS), ("without", _without(gone))))
     assert one[1:] == two[1:]
-    assert len(one[0]) == len(HOSTILE_WEIGHTS) * len(QUERIES) + 1
+    assert _furthest(one[0], two[0]) > 0.5  # it does take part
+    assert caplog.text == ""
+
+
+def _furthest(first, second) -> float:
+    """Return how far a sum moved. No sum may move by more than 1 and the grid of the noise."""
+    assert len(first) == len(second) == len(HOSTILE_WEIGHTS) * len(QUERIES) + 1
     furthest = 0.0
-    for (query, with_it), (_, without_it) in zip(one[0], two[0], strict=True):
+    for (query, with_it), (_, without_it) in zip(first, second, strict=True):
         moved = np.linalg.norm(with_it - without_it)
         rounding = NOISE / 256 * np.sqrt(query.layout.size)
         assert moved <= 1 + rounding
         furthest = max(furthest, moved)
-    assert furthest > 0.5  # it does take part
+    return furthest
+
+
+@pytest.fixture
+def own_draws(monkeypatch):
+    """Let rows be drawn from a stream of their own: one person more would move the noise's stream on."""
+    draw = Groups.draw
+
+    def coupled(groups, persons, max_records, _random):
+        return draw(groups, persons, max_records, RandomStream.seeded(11))
+
+    monkeypatch.setattr(Groups, "draw", coupled)
+
+
+@pytest.mark.usefixtures("own_draws")
+@pytest.mark.parametrize(("most", "place"), [(MOST, 0), (MOST, 1), (6, -1)])
+def test_a_held_out_person_moves_noised_sums_by_one_vector(tmp_path, caplog, most, place):
+    """Also one with many more rows than k. It is the last one then: the others' draws stay the same."""
+    rows = person_table(persons=60, seed=3, most=most)
+    gone = sorted(held_out_persons(rows))[place]
+    if place == -1:
+        last = rows.filter(rows["patient"] == gone)
+        rows = pl.concat([rows, *[last.with_columns(age=pl.lit(age)) for age in range(20, 90)]], how="vertical_relaxed")
+    without = rows.filter(rows["patient"] != gone)
+    assert len(rows) - len(without) > (MOST if place == -1 else 0)
+    one, two = (_told(_vault(tmp_path / name, some)) for name, some in (("with", rows), ("without", without)))
+    assert one[1:] == two[1:]
+    assert _furthest(one[0], two[0]) > 0.5
     assert caplog.text == ""
+
+
+@pytest.mark.usefixtures("own_draws")
+def test_how_many_rows_held_out_persons_have_shows_in_nothing_but_noise(tmp_path):
+    rows = person_table(persons=60, seed=3)
+    out = sorted(held_out_persons(rows))
+    many = pl.concat([rows, *[rows.filter(rows["patient"].is_in(out[:3]))] * 20])
+    none = rows.filter(~rows["patient"].is_in(out))
+    first, *others = (_told(_vault(tmp_path / str(k), some)) for k, some in enumerate((rows, many, none)))
+    assert all(other[1:] == first[1:] for other in others)
 
 
 def test_a_row_that_is_trained_on_moves_no_evaluation(tmp_path):

@@ -10,12 +10,15 @@ import polars as pl
 import pytest
 import torch
 
+from alidpfl.releases.queries import StatisticsQuery
+from alidpfl.tables.statistics import Layout
 from alidpfl.vault.folder import status
-from alidpfl.vault.messages import encode
+from alidpfl.vault.messages import ReleaseRequest, encode
 from alidpfl.vault.policy import ModelSection
-from alidpfl.vault.service import Service
+from alidpfl.vault.service import Service, public_info
 from tests.tables.parts import table, task_table
 from tests.vault.parts import NUM_CLASSES, made_vault, opened, request
+from tests.vault.persons import MOST, held_out_persons, person_table, person_table_vault, person_vault
 from tests.vault.tables import held_out, table_vault
 
 from .coupling import Neighbour, Watch
@@ -141,6 +144,93 @@ def test_every_byte_that_leaves_a_vault_with_a_hostile_target(tmp_path, caplog, 
     assert told[0] == told[1]
     assert caplog.text == ""
     assert [code for code, *_ in told[0][0]].count(200) >= 4
+
+
+QUICK_PERSONS = {("step", "usual"), ("step", "dropped for its norm"), ("step", "NaN"), ("update", "largest")}
+PERSONS = [
+    pytest.param(
+        release, record, 1 + k % (MOST + 2), marks=[] if (release, record) in QUICK_PERSONS else pytest.mark.slow
+    )
+    for release in ("step", "update")
+    for k, record in enumerate([*HOSTILE, "usual", "usual", "long", "long"])
+]
+
+
+@pytest.mark.parametrize(("release", "record", "count"), PERSONS)
+def test_every_byte_that_leaves_a_vault_of_persons(tmp_path, caplog, release, record, count):
+    """The neighbour is a whole person with so many hostile records. Somebody else with other records has the place."""
+    watch, told = None, []
+    for has_it in (True, False):
+        folder, own = _persons(tmp_path / str(has_it), release, count, has_it)
+        with Watch(NEIGHBOUR, follows=watch) as watch, opened(folder) as vault:
+            vault.clock = lambda: 0
+            if has_it:
+                records = vault.trainer._data.inputs
+                records[own] = torch.stack([HOSTILE[record](one) for one in records[own]])
+            told.append([_asked(vault), list(vault.ledger.book.reservations.values())])
+        told[-1].append(_status(folder.path))
+    watch.check()
+    assert watch.updates == watch.follows.updates
+    assert told[0] == told[1]
+    assert told[0][0][0][2]["num_records"] == NUM_RECORDS
+    assert caplog.text == ""
+    assert [code for code, *_ in told[0][0]].count(200) >= 4
+    if (record, release) == ("usual", "step"):
+        assert watch.furthest > 0.9  # she matters as much as one record
+
+
+def _persons(parent: Path, release: str, count: int, has_it: bool):
+    """Enrol persons of 1 to k + 2 records. Return the folder, and the rows of the one that is there or not."""
+    parent.mkdir()
+    sizes = [1 + number % (MOST + 2) for number in range(NUM_RECORDS)]
+    sizes[NEIGHBOUR.place] = count if has_it else 1 + count % (MOST + 2)
+    x, y = [], []
+    for number, size in enumerate(sizes):
+        random = np.random.default_rng(number + 1000 * (number == NEIGHBOUR.place and not has_it))
+        y.append(random.integers(NUM_CLASSES, size=size))
+        x.append(random.normal(size=(size, *SHAPES["linear"])).astype(np.float32))
+    person = np.repeat(np.arange(NUM_RECORDS), sizes)
+    np.savez(parent / "vault.npz", x=np.concatenate(x), y=np.concatenate(y), person=person)
+    changes = {"terms__release": release, "budget__epsilon": 6.0 if release == "step" else 16.0}
+    folder = person_vault(parent, unsafe=["seeded-noise"], seed=3, **changes)
+    return folder, torch.from_numpy(np.flatnonzero(person == NEIGHBOUR.place))
+
+
+def test_statistics_of_a_vault_of_persons(tmp_path):
+    """One person more or less moves the sums by at most one row's bound, however many rows she has."""
+    rows = person_table(persons=40, seed=3)
+    name = sorted(set(rows["patient"]) - held_out_persons(rows))[NEIGHBOUR.place]
+    hers = rows.filter(rows["patient"] == name)
+    others = [hers.with_columns(age=pl.lit(0), died=pl.lit("yes"), smoker=pl.lit("no"))] * 9
+    watch, told = None, []
+    for some in (rows, pl.concat([rows.filter(rows["patient"] != name), *others], how="vertical_relaxed")):
+        service = {"seconds_per_round": 0.005, "seconds_per_step": 0.001, "seconds_per_query": 0.1}
+        changes = {"unsafe": ["seeded-noise"], "seed": 3, "statistics__noise_multiplier": 3.0, "service": service}
+        folder = person_table_vault(tmp_path / str(len(told)), some, **changes, **ROOMY)
+        with Watch(NEIGHBOUR, follows=watch) as watch, opened(folder) as vault:
+            size = Layout(vault.enrolment.source.table, bins=9).size
+            query = StatisticsQuery(bins=9, with_target=True, size=size)
+            for number in range(3):
+                values = {"round": number, "noise_multiplier": 6.0, "schema_sha256": vault.enrolment.schema_sha256}
+                vault.answer(encode(ReleaseRequest(run="a", query=query, **values), {}))
+            told.append(public_info(vault.enrolment, vault.policy)["num_records"])
+    watch.check()
+    assert watch.furthest > 0.5
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("change", ["removed", "changed"])
+def test_a_held_out_person_changes_no_byte_that_leaves(tmp_path, change):
+    rows, told = person_table(persons=30, seed=3), []
+    name = sorted(held_out_persons(rows))[0]
+    hers, others = rows.filter(rows["patient"] == name), rows.filter(rows["patient"] != name)
+    changed = pl.concat([others, *[hers.with_columns(died=pl.lit("yes"))] * 7])
+    for some in (rows, others if change == "removed" else changed):
+        folder = person_table_vault(tmp_path / str(len(told)), some, unsafe=["seeded-noise"], seed=3, **ROOMY)
+        with opened(folder) as vault:
+            vault.clock = lambda: 0
+            told.append([_asked(vault), _status(folder.path)])
+    assert told[0] == told[1]
 
 
 def _neighbouring_targets(kind, rows):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from alidpfl.config.load import load_config
-from alidpfl.data.table import load_own_table
+from alidpfl.data.table import load_own_rows
 from alidpfl.errors import ConfigError
 from alidpfl.metrics import measure
 from alidpfl.privacy import GaussianRelease, epsilon
@@ -77,7 +77,7 @@ def test_the_intervals_hold_the_exact_metrics(files, tmp_path):
     """The exact metrics of the same rows have no sampling error, so an interval misses one in less than 1 of 20."""
     outcome = execute(settings(files), tmp_path / "run")
     schema, paths = files
-    rows = [load_own_table(path, read_schema(schema), held_out_key(SEED), held_out=True) for path in paths]
+    rows = [load_own_rows(path, read_schema(schema), held_out_key(SEED)).held_out for path in paths]
     inputs, targets = (torch.cat([getattr(part, name) for part in rows]) for name in ("inputs", "targets"))
     with torch.no_grad():
         outputs = load_model(tmp_path / "run").model(inputs)

@@ -80,11 +80,18 @@ def task_table(kind, rows=200, seed=0):
     return found.with_columns(**{name: pl.Series(np.where(flag, "yes", "no")) for name, flag in flags.items()})
 
 
-def hospitals(folder, sizes=(150, 250), seed=0, kind="class"):
-    """Write a schema and one CSV file for each client."""
-    (folder / "schema.toml").write_text(toml(kind))
+def hospitals(folder, sizes=(150, 250), seed=0, kind="class", has_persons=False):
+    """Write a schema and one CSV file for each client. With persons, a column `patient` names the person of each row.
+
+    A client then has half as many persons as rows, or a few less, and the rows of one do not lie together.
+    """
+    (folder / "schema.toml").write_text('person = "patient"\n' * has_persons + toml(kind))
     files = []
     for number, size in enumerate(sizes):
         files.append(folder / f"{['north', 'south', 'east', 'west'][number]}.csv")
-        task_table(kind, size, seed + number).write_csv(files[-1])
+        rows = task_table(kind, size, seed + number)
+        if has_persons:
+            names = np.random.default_rng(seed + number).integers(size // 2, size=size)
+            rows = rows.with_columns(patient=pl.Series([f"p{name}" for name in names]))
+        rows.write_csv(files[-1])
     return files

@@ -11,12 +11,13 @@ import numpy as np
 
 from alidpfl.types import ClientUpdate
 from alidpfl.vault.client import VaultClient
-from alidpfl.vault.enrolment import FileSource, enrol
+from alidpfl.vault.enrolment import enrol
 from alidpfl.vault.folder import ANSWERS, LEDGER, SOCKET, AnswerStore, VaultFolder
 from alidpfl.vault.messages import RoundRequest, decode_answer, encode
 from alidpfl.vault.policy import make_policy
 from alidpfl.vault.rounds import Vault
 from alidpfl.vault.slots import Cost, Slots, Timetable
+from alidpfl.vault.sources import FileSource
 from tests.runs.command import Forked, forked
 
 NUM_RECORDS, NUM_FEATURES, NUM_CLASSES = 40, 6, 3

@@ -5,9 +5,10 @@ from pathlib import Path
 from alidpfl.tables import parse_schema
 from alidpfl.tables.encode import Encoder
 from alidpfl.tables.held_out import held_out_rows
-from alidpfl.vault.enrolment import TableSource, enrol
+from alidpfl.vault.enrolment import enrol
 from alidpfl.vault.folder import VaultFolder
 from alidpfl.vault.policy import make_policy
+from alidpfl.vault.sources import TableSource
 from tests.tables.parts import COLUMNS, TARGET, TARGETS
 
 from .parts import policy_values

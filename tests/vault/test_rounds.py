@@ -441,7 +441,7 @@ def test_every_method_gives_what_a_simulation_gives(tmp_path, method, options, n
     asked = RoundRequest.of_plan(plan, run="r", method=method, options=options)
     with opened(folder) as vault:
         answer, after = decode_answer(vault.answer(encode(asked, weights(0.1))))
-        records, _ = vault.enrolment.source.load()
+        records = vault.enrolment.source.load().trained.records
         shapes = vault.enrolment.shapes
     built = make_method(method, clip_norm=0.7, noise_multiplier=NOISE, **(options or {}))
     data = SimulationData(

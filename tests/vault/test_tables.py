@@ -89,8 +89,8 @@ def test_adding_or_removing_a_row_moves_no_other_row(tmp_path, number):
     without = pl.concat([ROWS[:number], ROWS[number + 1 :]])
     ROWS.write_csv(tmp_path / "with.csv")
     without.write_csv(tmp_path / "without.csv")
-    with_it, _ = table_source(tmp_path / "with.csv").load()
-    without_it, _ = table_source(tmp_path / "without.csv").load()
+    with_it = table_source(tmp_path / "with.csv").load().trained.records
+    without_it = table_source(tmp_path / "without.csv").load().trained.records
     place = int((~held_out(ROWS))[:number].sum())  # among the trained rows
     kept = torch.ones(len(with_it), dtype=torch.bool)
     kept[place : place + int(not held_out(ROWS)[number])] = False
@@ -203,7 +203,8 @@ def test_init_warns_that_epsilon_is_for_a_row(tmp_path):
     ROWS.with_row_index("patient").write_csv(tmp_path / "rows.csv")
     done = init(tmp_path / "vault", tmp_path / "rows.csv", schema_text='person = "patient"\n' + TOML)
     assert done.exit_code == 0, done.stderr
-    assert "epsilon is for one row" in done.stderr
+    assert "epsilon is for one record" in done.stderr
+    assert "--unit person" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ import torch
 
 from alidpfl.runs import load_config
 from alidpfl.runs.prepare import prepare
-from alidpfl.vault.enrolment import SplitSource
 from alidpfl.vault.folder import HEAD, LEDGER, POLICY, REFUSALS, SLOTS, SOCKET, VaultFolder, status
 from alidpfl.vault.heads import Head, state_head
 from alidpfl.vault.messages import encode
 from alidpfl.vault.policy import check_plan, read_policy
 from alidpfl.vault.refusals import PlanRefusedError, RefusalCode, VaultRefusedError, refusal
 from alidpfl.vault.slots import SlotLog
+from alidpfl.vault.sources import SplitSource
 from tests.runs.command import alidpfl, forked
 
 from .parts import body, machine, made_records, made_vault, not_served, opened, request, served, weights
@@ -336,8 +336,9 @@ def test_a_share_to_try_out_is_the_one_of_a_simulated_run():
         with prepared.federation as federation:
             shared = federation._engine._data.client(2)
         source = SplitSource(name="synthetic", client=2, clients=4, seed=3, validation=0.1, partition=partition)
-        own, classes = source.load()
-        assert classes == 10
+        found = source.load()
+        own = found.trained.records
+        assert found.num_outputs == 10
         assert torch.equal(own.inputs, shared.inputs[shared.rows])
         assert torch.equal(own.targets, shared.targets[shared.rows])
 
@@ -348,7 +349,7 @@ def test_pixels_are_scaled_as_in_a_run(tmp_path):
     assert done.exit_code == 0, done.stderr
     folder = VaultFolder(path=tmp_path / "v")
     enrolment, _, _ = folder.read(folder.policy())
-    records, _ = enrolment.source.load()
+    records = enrolment.source.load().trained.records
     assert float(records.inputs.min()) == 1.0
     process = forked(tmp_path / "log", "vault", "status", "--dir", tmp_path / "v")
     assert process.wait() == 0

@@ -156,6 +156,7 @@ def demo(
         list[Path] | None, Option(help="CSV or Parquet files, one for each node; test.csv has public rows.")
     ] = None,
     rounds: Annotated[int, Option(min=1, help="Number of rounds.")] = 4,
+    overrides: Overrides = None,
     keep: Annotated[Path | None, Option(help="Keep logs, keys and vaults in this new folder.")] = None,
     insecure: Annotated[bool, Option("--insecure", help="Use no TLS and no node keys.")] = False,
 ) -> None:
@@ -166,7 +167,9 @@ def demo(
     Example:
       alidpfl flower demo --nodes 3 --rounds 4 && \
       alidpfl flower demo --schema schema.toml --data hospitals/*.csv \
-        --keep demo
+        --keep demo && \
+      alidpfl flower demo --schema schema.toml --data hospitals/*.csv \
+        --set privacy.unit=person --set privacy.max_records=3
     """
     from alidpfl.flower.demo import run_demo
     from alidpfl.reporting.tables import rounded_up
@@ -179,10 +182,20 @@ def demo(
     try:
         with TemporaryDirectory(prefix="alidpfl-demo-") as temporary:
             folder = Path(temporary) if keep is None else keep
-            told = run_demo(folder, nodes=count, rounds=rounds, insecure=insecure, say=typer.echo, tables=tables)
+            told = run_demo(
+                folder,
+                nodes=count,
+                rounds=rounds,
+                insecure=insecure,
+                say=typer.echo,
+                tables=tables,
+                overrides=overrides or (),
+            )
     finally:
         signal.signal(signal.SIGTERM, before)
-    table = Table("node", "records", "ε spent", "of", "δ", "rounds", "refused", title="What each vault has spent")
+    table = Table(
+        "node", f"{told[0]['unit']}s", "ε spent", "of", "δ", "rounds", "refused", title="What each vault has spent"
+    )
     for number, status in enumerate(told):
         spent, refused = rounded_up(status["epsilon_spent"]), sum(status["refusals"].values())
         numbers = (number, status["num_records"], spent, status["epsilon"], status["delta"])

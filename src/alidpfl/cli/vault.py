@@ -14,12 +14,12 @@ from alidpfl.cli.completion import complete_partition, one_of
 from alidpfl.cli.options import AsJson
 from alidpfl.errors import ConfigError
 from alidpfl.registry import DATASETS
-from alidpfl.types import AccountantName, AccountingKind, NoiseKind, OnExcess, Release, VaultLoss, VaultModel
+from alidpfl.types import AccountantName, AccountingKind, NoiseKind, OnExcess, Release, Unit, VaultLoss, VaultModel
 
 if TYPE_CHECKING:
     from alidpfl.tables import Schema
-    from alidpfl.vault.enrolment import FileSource, SplitSource, TableSource
     from alidpfl.vault.rounds import Vault
+    from alidpfl.vault.sources import FileSource, SplitSource, TableSource
 
 _STATISTICS_ROOM = 1.01
 
@@ -46,7 +46,7 @@ def init(
     data: Annotated[
         str,
         Option(
-            help="Your .npz file (arrays x, y); a .csv or .parquet file of --schema; for trials strokes, ...",
+            help="Your .npz file (arrays x, y, person); a .csv or .parquet file of --schema; for trials strokes, ...",
             autocompletion=one_of(lambda: [name for name in DATASETS if name not in ("npz", "table")]),
         ),
     ],
@@ -57,6 +57,12 @@ def init(
     min_noise_multiplier: Annotated[float, Option(help="Least σ.")],
     max_steps_per_round: Annotated[int, Option(help="Largest τ, the number of local steps in a round.")],
     schema: Annotated[Path | None, Option(help="Schema of your table; a copy of it is enrolled.")] = None,
+    unit: Annotated[
+        Unit, Option(help="What ε protects: record, or person for all records of a person in this data set.")
+    ] = "record",
+    max_records: Annotated[
+        int | None, Option(help="With --unit person: the most records of a person in a step; by default 4.")
+    ] = None,
     max_clip_norm: Annotated[
         float | None, Option(help="Largest C; with --schema, by default the C that a run takes.")
     ] = None,
@@ -118,7 +124,6 @@ def init(
         --dir /var/lib/alidpfl/hospital-b --epsilon 2 --delta 1e-5 \
         --sample-rate 0.04 --min-noise-multiplier 1.1 --max-steps-per-round 10
     """
-    from alidpfl.data.persons import ROW_LEVEL
     from alidpfl.vault.accounts import budget_of
     from alidpfl.vault.enrolment import enrol
     from alidpfl.vault.policy import make_policy
@@ -129,6 +134,7 @@ def init(
     clip_norms = {"min_clip_norm": min_clip_norm, "max_clip_norm": largest}
     values = {
         "noise": noise,
+        "data": _unit_terms(unit, max_records),
         "budget": {"epsilon": epsilon, "delta": delta},
         "accounting": {"kind": accounting, "accountant": accountant},
         "terms": {"sample_rate": sample_rate, "min_noise_multiplier": min_noise_multiplier, "release": release},
@@ -147,19 +153,18 @@ def init(
     split = {"partition": partition, "dirichlet_beta": beta, "seed": split_seed, "validation": validation}
     source = _source(data, num_classes, {"client": client, "clients": clients, **split}, table)
     policy = make_policy(values, "vault init", _flag)
-    enrolment = enrol(folder.absolute(), source, policy, anchor=anchor)
-    if (weakness := budget_of(policy).weakness(enrolment.num_records)) is not None:
+    enrolment = enrol(folder.absolute(), source, policy, anchor=anchor, warn=_warn)
+    if (weakness := budget_of(policy).weakness(enrolment.num_records, unit)) is not None:
         places = f"{folder} and {anchor}" if anchor else str(folder)
         way_back = f"The ledger keeps these terms for ever. Nothing is spent yet: delete {places}, and enrol again"
-        typer.echo(f"warning: {weakness}. {way_back}", err=True)
-    if table is not None and table.person is not None:
-        typer.echo(f"warning: {ROW_LEVEL}", err=True)
+        _warn(f"{weakness}. {way_back}")
     held_out = ""
     if policy.evaluation is not None:
-        held_out = "Rows that the schema holds out are for evaluations with noise; their number stays private. "
+        held = "Rows" if unit == "record" else "Persons"
+        held_out = f"{held} that the schema holds out are for evaluations with noise; their number stays private. "
     serve = f"alidpfl vault serve --dir {folder}" + (f" --anchor {anchor}" if anchor else "")
     typer.echo(
-        f"enrolled {enrolment.num_records} records in {folder}; this number is public from now on. {held_out}Read "
+        f"enrolled {enrolment.num_records} {unit}s in {folder}; this number is public from now on. {held_out}Read "
         f"{folder / 'policy.toml'}, then run: {serve}"
     )
 
@@ -246,6 +251,18 @@ def _tell_anchor(anchor: Path, folder: Path) -> None:
     )
 
 
+def _warn(text: str) -> None:
+    typer.echo(f"warning: {text}", err=True)
+
+
+def _unit_terms(unit: Unit, max_records: int | None) -> dict[str, Any]:
+    """Return the section [data] of the policy."""
+    from alidpfl.config.schema import DEFAULT_MAX_RECORDS
+
+    default = DEFAULT_MAX_RECORDS if unit == "person" else None
+    return {"unit": unit, "max_records": default if max_records is None else max_records}
+
+
 def _statistics(
     given: float | None, table: "Schema | None", model: str, epsilon: float, delta: float
 ) -> dict[str, float] | None:
@@ -292,7 +309,7 @@ def _source(
     from pydantic import ValidationError
 
     from alidpfl.config.wording import refused
-    from alidpfl.vault.enrolment import FileSource, SplitSource, TableSource
+    from alidpfl.vault.sources import FileSource, SplitSource, TableSource
 
     if table is not None:
         if num_classes is not None:
@@ -340,7 +357,9 @@ def _print_status(told: dict[str, Any], folder: Path) -> None:
 
     table = Table("", "", title=escape(f"Vault {folder}"), show_header=False)
     table.add_row("being served", f"yes, by {told['served_by']}" if told["served_by"] else "no")
-    table.add_row("records", str(told["num_records"]))
+    table.add_row(f"{told['unit']}s", str(told["num_records"]))
+    at_most = f"; at most {told['max_records']} of them in a step" if told["unit"] == "person" else ""
+    table.add_row("protected", told["protects"] + at_most)
     table.add_row("ε spent", f"{rounded_up(told['epsilon_spent'])} of {told['epsilon']:g} at δ = {told['delta']:g}")
     if told["weakness"] is not None:
         table.add_row("WEAK", told["weakness"])
@@ -375,7 +394,8 @@ def _query_rows(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Return what queries have spent, for each part of the records that they may read."""
     from alidpfl.reporting.tables import rounded_up
 
-    for part, what in (("evaluation", "held-out rows"), ("statistics", "statistics")):
+    held_out = "held-out rows" if told["unit"] == "record" else "held-out persons"
+    for part, what in (("evaluation", held_out), ("statistics", "statistics")):
         if (found := told[part]) is not None:
             spent = f"ε {rounded_up(found['epsilon_spent'])} of {found['epsilon']:g}"
             share = f"{100 * found['share_spent']:.3g} % of what they may spend"

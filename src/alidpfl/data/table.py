@@ -176,14 +176,6 @@ def load_own_rows(path: Path, schema: Schema, key: bytes, loss: str | None = Non
     return OwnRows(trained, persons[0] if persons else None, held_out, apart[0] if apart else None)
 
 
-def load_own_table(
-    path: Path, schema: Schema, key: bytes, loss: str | None = None, *, held_out: bool = False
-) -> LabelledData:
-    """Load one part of `load_own_rows`: the rows to train on, or with `held_out` the others."""
-    rows = load_own_rows(path, schema, key, loss)
-    return rows.held_out if held_out else rows.trained
-
-
 def table_files(files: Sequence[str | Path], data_dir: Path | None) -> list[Path]:
     """Return the files of a run, in order. Folders and patterns such as hospitals/*.csv give their files by name."""
     given = [Path(file) for file in files] or ([] if data_dir is None else [data_dir])

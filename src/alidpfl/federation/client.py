@@ -6,6 +6,7 @@ admitted by name and are outside every guarantee.
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,8 @@ class ClientData:
     """The rows of each person, if the unit of privacy is a person. None means that it is a record."""
     max_records: int = 1
     """k: the most records of a person in a step. It is public."""
+    prepare: Callable[[Tensor], Tensor] | None = None
+    """Maps the inputs of drawn records, each by itself, before they enter a step. None: they enter as they are."""
 
     def __post_init__(self) -> None:
         if self.groups is not None and len(self.groups.rows) != len(self.rows):
@@ -77,10 +80,17 @@ class ClientData:
             return self.rows[:0], None
         return self.rows.new_empty(0, self.max_records), torch.empty(0, self.max_records)
 
+    def prepared(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return inputs and targets, and where these rows are in them. No work depends on other rows."""
+        if self.prepare is None:
+            return self.inputs, self.targets, rows
+        some = rows.flatten()
+        return self.prepare(self.inputs[some]), self.targets[some], torch.arange(len(some)).view(rows.shape)
+
     def batch(self, records: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the client's records with these numbers, counted from 0."""
-        rows = self.rows[records]
-        return self.inputs[rows], self.targets[rows]
+        inputs, targets, rows = self.prepared(self.rows[records])
+        return inputs[rows], targets[rows]
 
 
 def training_stream(seed: int | None, run: str | None, plan: ClientPlan) -> RandomStream:
@@ -184,10 +194,9 @@ class LocalTrainer:
         if self._objective.before_step is not None:
             self._objective.before_step(random)
         settings = _step_settings(plan, learning_rate, divisor)
-        rows, weights = data.drawn(units, random)
-        result = dp_sgd_step(
-            self._clipper, data.inputs, data.targets, settings, random, rows=rows, weights=weights, places=units
-        )
+        drawn, weights = data.drawn(units, random)
+        inputs, targets, rows = data.prepared(drawn)
+        result = dp_sgd_step(self._clipper, inputs, targets, settings, random, rows=rows, weights=weights, places=units)
         return result.noised_sum
 
 

@@ -10,7 +10,7 @@ from alidpfl.config.schema import Config
 from alidpfl.data import Dataset
 from alidpfl.errors import NodesMissingError
 from alidpfl.federation.tensors import trained
-from alidpfl.flower.nodes import Node, Task, most_common_task, numbered
+from alidpfl.flower.nodes import Node, Task, UnitTerms, most_common_task, numbered
 from alidpfl.inputs.checks import exact
 from alidpfl.runs.prepare import Parts, build_model
 from alidpfl.tables.encode import Encoder
@@ -81,13 +81,16 @@ class Wanted:
                 f"its vault has {_schema_text(found)}, and this run has {_schema_text(self.schema_sha256)} "
                 "(data.name and data.schema_file); agree on one schema"
             )
+        if (problem := unit_problem(node, self._config)) is not None:
+            yield problem
         if (kind := node.info.kind) != task.kind:
             yield f'its vault has targets of kind "{kind}", and this run has "{task.kind}"'
         theirs, ours = loss_text(node.info.loss, node.info.quantile), self._loss_text(task)
         if theirs != ours:
             yield f"its vault is enrolled for {theirs}, and this run has {ours} (model.loss, model.quantile)"
         if self._config.has_statistics:
-            problem = statistics_problem(node, self.schema_sha256, self._config.privacy.statistics_noise)
+            noise = self._config.privacy.statistics_noise
+            problem = statistics_problem(node, self._config, self.schema_sha256, noise)
             yield from () if problem is None else (problem,)
         yield from _problems(node, self._config, self._parts, shapes)
 
@@ -103,10 +106,23 @@ class Wanted:
         return numbered(self.fitting(nodes, task), self.tell)
 
 
-def statistics_problem(node: Node, schema_sha256: str | None, noise_multiplier: float) -> str | None:
+def unit_problem(node: Node, config: Config) -> str | None:
+    """Return how a vault's unit of privacy differs from the run's; None if they are the same."""
+    own = UnitTerms(unit=config.privacy.unit, max_records=config.max_records)
+    if (found := node.info.data) == own:
+        return None
+    return (
+        f"its vault was enrolled with {found}, and this run has {own} (privacy.unit, privacy.max_records); the unit of "
+        "an enrolled data set never changes"
+    )
+
+
+def statistics_problem(node: Node, config: Config, schema_sha256: str | None, noise_multiplier: float) -> str | None:
     """Return why a vault would not release statistics with this noise; None if it would."""
     if (found := node.info.schema_sha256) != schema_sha256:
         return f"its vault has {_schema_text(found)}, and this run has {_schema_text(schema_sha256)}"
+    if (problem := unit_problem(node, config)) is not None:
+        return problem
     if (terms := node.info.statistics) is None:
         return (
             "its vault releases no statistics (its owner may enrol with `alidpfl vault init --statistics-noise`); for "

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from alidpfl.errors import NodesMissingError, printable
-from alidpfl.types import Release, TaskKind, VaultLoss
+from alidpfl.types import Release, TaskKind, Unit, VaultLoss
 
 NodeId: TypeAlias = int
 Question: TypeAlias = Literal["info", "train", "release"]
@@ -52,6 +52,18 @@ class _Told(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
+class UnitTerms(_Told):
+    """What ε protects."""
+
+    unit: Unit = "record"
+    max_records: int | None = Field(None, ge=1)
+    """k, the most records of a person in a step; None if the unit is a record."""
+
+    def __str__(self) -> str:
+        most = "" if self.max_records is None else f" and max_records={self.max_records}"
+        return f'unit="{self.unit}"{most}'
+
+
 class _Terms(_Told):
     sample_rate: float
     min_noise_multiplier: float
@@ -86,6 +98,8 @@ class VaultInfo(_Told):
     quantile: float = 0.5
     input_shape: tuple[int, ...] = Field(max_length=8)
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = Field(max_length=10_000)
+    data: UnitTerms = UnitTerms()
+    """The unit of privacy. `num_records` counts such units."""
     terms: _Terms
     limits: _Limits
     evaluation: dict[str, float | None] | None = Field(None, max_length=8)

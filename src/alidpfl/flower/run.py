@@ -13,6 +13,7 @@ from torch import nn
 
 from alidpfl.config.schema import Config
 from alidpfl.data import Dataset
+from alidpfl.data.persons import ROW_LEVEL
 from alidpfl.data.table import target_unit
 from alidpfl.errors import ConfigError, NodesMissingError
 from alidpfl.federation.loop import Federation
@@ -30,6 +31,7 @@ from alidpfl.runs.execute import Listener, Outcome, execute, released_before, re
 from alidpfl.runs.prepare import (
     Prepared,
     configured_loss,
+    group_epsilons,
     make_parts,
     make_settings,
     private_evaluation,
@@ -40,6 +42,7 @@ from alidpfl.runs.tables import with_table_defaults
 from alidpfl.simulation.engine import Simulation
 from alidpfl.simulation.runner import SimulationData
 from alidpfl.store import RunDirectory
+from alidpfl.tables.encode import Encoder
 from alidpfl.tables.schema import Schema
 from alidpfl.tables.standardise import RowStandardiser
 from alidpfl.types import LOSS_KINDS, RoundRecord
@@ -86,10 +89,6 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         NodesMissingError: too few nodes fit the run.
     """
     parts = make_parts(config)
-    if config.privacy.unit != "record":
-        raise ConfigError(
-            f'privacy.unit="{config.privacy.unit}" is for `alidpfl run`: vaults protect single records; leave it out'
-        )
     refuse_what_nodes_cannot(config, options, parts.method)
     encoder = table_encoder(config)
     dataset = server_data(config) if options.evaluate else None
@@ -142,6 +141,8 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
             unit=1.0 if encoder is None else target_unit(encoder.schema),
         ),
     )
+    for warning in (warnings := _unit_warnings(config, encoder)):
+        tell(f"warning: {warning}")
     told = json.dumps([[member.vault, member.num_records] for member in members])
     # Last: a run that never began must not bind the next attempt to its nodes.
     directory.write_members({"run": run, "clients": [member.to_json() for member in members]})
@@ -152,14 +153,21 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         task=(task.input_shape, task.num_outputs),
         clients=hashlib.sha256(told.encode()).hexdigest(),
         uncovered=uncovered_signals(parts.policy, parts.method),
-        weakness=config.budget.weakness(max(member.num_records for member in members)),
-        warnings=(),
+        weakness=config.budget.weakness(max(member.num_records for member in members), config.privacy.unit),
+        warnings=warnings,
+        group_epsilon=group_epsilons(parts.ledger) if warnings else {},
         encoder=encoder,
         statistics={} if engine.standardiser is None else tensors_of(engine.standardiser),
         records="in vaults",
         randomness="seeded" if any(SEEDED_NOISE in node.info.unsafe for node in fitting) else "secure",
         repeats_rounds=True,  # a vault keeps its answers
     )
+
+
+def _unit_warnings(config: Config, encoder: Encoder | None) -> tuple[str, ...]:
+    """Return the warning of a run that protects records though its schema names a person column."""
+    has_persons = encoder is not None and encoder.schema.person is not None
+    return (ROW_LEVEL,) if has_persons and config.privacy.unit == "record" else ()
 
 
 def _standardiser(config: Config, engine: VaultEngine, schema: Schema, directory: RunDirectory) -> RowStandardiser:

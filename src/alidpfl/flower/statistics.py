@@ -87,7 +87,8 @@ def statistics_over_nodes(config: Config, options: FlowerOptions, link: Link) ->
     """Ask the nodes for statistics alone, and write `statistics.json` into the run directory. Return its path.
 
     Args:
-        config: the settings; only the schema, the budget, `privacy.statistics_noise` and `run.name` are read.
+        config: the settings; only the schema, the budget, the unit of privacy, `privacy.statistics_noise` and
+            `run.name` are read.
         options: the settings of a run over nodes.
         link: the connection to the nodes.
 
@@ -104,7 +105,7 @@ def statistics_over_nodes(config: Config, options: FlowerOptions, link: Link) ->
     if "statistics_noise" not in config.privacy.model_fields_set:
         sigma = default_statistics_noise(config.budget)
     layout = Layout(schema, bins=options.bins)
-    members = _members(schema, sigma, options, link)
+    members = _members(config, schema, sigma, options, link)
     engine = VaultEngine(
         link=link,
         members=members,
@@ -124,7 +125,7 @@ def statistics_over_nodes(config: Config, options: FlowerOptions, link: Link) ->
     if not sums:
         raise NodesMissingError("no vault released statistics; the log says why")
     named = {members[client].vault: found for client, found in sums.items()}
-    found = TableStatistics(schema=schema, bins=options.bins, sums=named, budget=None)
+    found = TableStatistics(schema=schema, bins=options.bins, sums=named, budget=None, max_records=config.max_records)
     with disk_errors("create", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n").encode())
@@ -132,18 +133,23 @@ def statistics_over_nodes(config: Config, options: FlowerOptions, link: Link) ->
     return path
 
 
-def _members(schema: Schema, noise_multiplier: float, options: FlowerOptions, link: Link) -> list[Member]:
+def _members(
+    config: Config, schema: Schema, noise_multiplier: float, options: FlowerOptions, link: Link
+) -> list[Member]:
     """Return the nodes with vaults that would answer."""
 
+    def problem_of(node: Node) -> str | None:
+        return statistics_problem(node, config, schema.sha256, noise_multiplier)
+
     def fitting(nodes: Sequence[Node]) -> list[Node]:
-        return [node for node in nodes if statistics_problem(node, schema.sha256, noise_multiplier) is None]
+        return [node for node in nodes if problem_of(node) is None]
 
     def is_enough(nodes: Mapping[NodeId, Node]) -> bool:
         return len(fitting([*nodes.values()])) >= options.nodes
 
     nodes = [*gather(link, is_enough, seconds=options.wait_for_nodes).values()]
     for node in nodes:
-        if (problem := statistics_problem(node, schema.sha256, noise_multiplier)) is not None:
+        if (problem := problem_of(node)) is not None:
             link.tell(f"node {node.node} with the vault {node.info.vault!r} is left out: {problem}")
     chosen = numbered(fitting(nodes), link.tell)[: options.nodes]
     if len(chosen) < options.least_nodes:

@@ -195,7 +195,7 @@ def prepare(
         uncovered=(*uncovered, *uncovered_signals(parts.policy, parts.method)),
         weakness=config.budget.weakness(max(data.sizes), config.privacy.unit),
         warnings=(*dataset.warnings, *unit_warnings(config, dataset), *_warnings(config, data.sizes)),
-        group_epsilon=_group_epsilon(parts.ledger) if unit_warnings(config, dataset) else {},
+        group_epsilon=group_epsilons(parts.ledger) if unit_warnings(config, dataset) else {},
         encoder=dataset.encoder,
         records=config.data.name,
         randomness=config.run.randomness,
@@ -204,7 +204,7 @@ def prepare(
     )
 
 
-def _group_epsilon(ledger: Ledger) -> dict[str, float]:
+def group_epsilons(ledger: Ledger) -> dict[str, float]:
     """Return ε of groups of records. A ledger for noise that depends on outputs has no bound, so it gives none."""
     if not isinstance(ledger, PlannedLedger):
         return {}

@@ -20,6 +20,7 @@ from alidpfl.releases.queries import RecordPart
 from alidpfl.store.access import refuse_if_shared
 from alidpfl.store.files import disk_errors, new_file, parse_json, read_bytes, sync_directory, without_links
 from alidpfl.store.lock import exclusive_lock, lock_holder
+from alidpfl.types import protected
 from alidpfl.vault.accounts import budget_of, charged_rate, evaluation_budget, make_account, make_filters
 from alidpfl.vault.chain import Chain, Entry, read_entries, verified
 from alidpfl.vault.enrolment import Enrolment
@@ -189,9 +190,12 @@ def status(path: Path) -> dict[str, Any]:
         "format": "alidpfl-vault-status-1",
         "vault": enrolment.vault,
         "num_records": enrolment.num_records,
+        "unit": policy.data.unit,
+        "max_records": policy.data.max_records,
+        "protects": protected(policy.data.unit, "this owner"),
         "epsilon": policy.budget.epsilon,
         "delta": policy.budget.delta,
-        "weakness": budget_of(policy).weakness(enrolment.num_records),
+        "weakness": budget_of(policy).weakness(enrolment.num_records, policy.data.unit),
         "epsilon_spent": spent,
         "epsilon_left": max(0.0, policy.budget.epsilon - spent),
         "accounting": policy.accounting.kind,

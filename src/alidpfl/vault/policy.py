@@ -1,7 +1,8 @@
 """The owner's policy: a TOML file that no request can change, and the checks of a request against it.
 
-Budget, accounting, sample rate, least noise, release, model and what queries may spend are the *terms*. The ledger
-began on them, and a vault with other terms refuses to serve. The owner may edit the rest between two starts.
+Unit of privacy, budget, accounting, sample rate, least noise, release, model and what queries may spend are the
+*terms*. The ledger began on them, and a vault with other terms refuses to serve. The owner may edit the rest between
+two starts.
 """
 
 import tomllib
@@ -24,13 +25,14 @@ from alidpfl.types import (
     NoiseKind,
     OnExcess,
     Release,
+    Unit,
     VaultLoss,
     VaultModel,
 )
 from alidpfl.vault.messages import ReleaseRequest, Request, RoundRequest
 from alidpfl.vault.refusals import RefusalCode, refusal
 
-PINNED = ("budget", "accounting", "terms", "model", "evaluation", "statistics")
+PINNED = ("data", "budget", "accounting", "terms", "model", "evaluation", "statistics")
 """Sections that may not change once the ledger has begun."""
 SEEDED_NOISE = "seeded-noise"
 PROMPT_ANSWERS = "prompt-answers"
@@ -40,13 +42,39 @@ _LARGEST_NOISE = 1e6  # as in the accounting
 _LEAST_RATE = 1e-9  # below it, the divisor q n makes the weights overflow
 _HEADER = """\
 # The policy of this vault, read when it starts; docs/reference/configuration.md explains every key.
-# [budget], [accounting], [terms], [model], [evaluation] and [statistics] must stay as they are: the ledger began on
-# them, and with others the vault refuses to serve.
+# [data], [budget], [accounting], [terms], [model], [evaluation] and [statistics] must stay as they are: the ledger
+# began on them, and with others the vault refuses to serve.
 """
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class DataSection(_Section):
+    """[data]: what ε protects."""
+
+    unit: Unit = Field(
+        "record",
+        description="What ε protects: `record`, or `person` for all records of a [person](../how-to/persons.md) at "
+        "this owner together. The data must then say which records are a person's.",
+    )
+    max_records: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        examples=[3],
+        description="k, for `unit` = `person`: the most records of a person in a step, drawn afresh in every step. It "
+        "is public.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "DataSection":
+        if self.unit == "record" and self.max_records is not None:
+            raise ValueError(f'max_records={self.max_records} is for unit="person"; set that too, or leave it out')
+        if self.unit == "person" and self.max_records is None:
+            raise ValueError('unit="person" needs max_records, the most records of a person in a step, such as 4')
+        return self
 
 
 class BudgetSection(_Section):
@@ -195,6 +223,7 @@ class Policy(_Section):
         description="Seed of the noise, only with `seeded-noise`, to compare a deployment with a simulation of the "
         "same `run.name`. Anyone who knows it can subtract the noise.",
     )
+    data: DataSection = Field(default_factory=DataSection)
     budget: BudgetSection
     accounting: AccountingSection = Field(default_factory=AccountingSection)
     terms: TermsSection

@@ -2,18 +2,22 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alidpfl.config.load import load_config
 from alidpfl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from alidpfl.config.schema import Config
     from alidpfl.flower.demo.loopback import Loopback
 
 _EPSILON, _DELTA, _SAMPLE_RATE, _NOISE_MULTIPLIER = 2.0, 1e-5, 0.04, 1.2
+_MOST_STEPS = 50
+_MODEL_OPTIONS = {"name": "model", "hidden": "hidden", "loss": "loss", "quantile": "quantile"}
 _MOST_SECONDS = 900.0
 _POLL = 0.2
 _OURS = "alidpfl: "
@@ -37,6 +41,7 @@ def run_demo(
     insecure: bool,
     say: Callable[[str], None],
     tables: Tables | None = None,
+    overrides: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Train for a few rounds, end all processes, and return what `alidpfl vault status` says of every vault.
 
@@ -47,9 +52,10 @@ def run_demo(
         insecure: use no TLS and no node keys.
         say: shows a line to the user.
         tables: tables to train on, one for each node; None for generated digits.
+        overrides: settings of the run, such as "privacy.unit=person". The vaults are enrolled on terms that fit them.
 
     Raises:
-        ConfigError: Flower is not installed. Nothing is enrolled then.
+        ConfigError: Flower is not installed, or a setting is wrong. Nothing is enrolled then.
         LoopbackError: a process failed.
     """
     if find_spec("flwr") is None:  # found without importing it
@@ -59,10 +65,12 @@ def run_demo(
         )
     from alidpfl.flower.demo.loopback import Loopback
 
+    settings = [*_settings(nodes, rounds, tables), *overrides]
+    config = load_config(overrides=settings)
     with Loopback(folder, nodes=nodes, insecure=insecure) as loopback:
         say(f"enrolling {nodes} data sets, each with its own vault, under {folder}")
         for client in range(nodes):
-            _enrol(loopback, client, tables)
+            _enrol(loopback, client, tables, config)
             loopback.start_vault(client)
         say("starting the SuperLink" + (" WITHOUT encryption" if insecure else ", with TLS and node keys"))
         loopback.start_superlink()
@@ -70,7 +78,7 @@ def run_demo(
             loopback.register_nodes()
         for client in range(nodes):
             loopback.start_node(client)
-        _make_app(loopback, rounds, tables)
+        _make_app(loopback, settings, tables)
         say(f"training for {rounds} rounds")
         loopback.submit(loopback.folder / "app")
         _follow(loopback, say)
@@ -78,22 +86,9 @@ def run_demo(
         return [json.loads(loopback.alidpfl(*status, loopback.vault_folder(client))) for client in range(nodes)]
 
 
-def _enrol(loopback: "Loopback", client: int, tables: Tables | None) -> None:
-    budget = ["--epsilon", str(_EPSILON), "--delta", str(_DELTA)]
-    terms = ["--sample-rate", str(_SAMPLE_RATE), "--min-noise-multiplier", str(_NOISE_MULTIPLIER)]
-    limits = ["--max-steps-per-round", "50"]
-    where = ["--dir", str(loopback.vault_folder(client))]
-    if tables is None:
-        share = ["--client", str(client), "--clients", str(loopback.nodes)]
-        records = ["--data", "strokes", "--max-clip-norm", "1", *share]
-    else:
-        records = ["--schema", str(tables.schema), "--data", str(tables.clients[client])]
-    loopback.alidpfl("vault", "init", *where, *records, *budget, *terms, *limits)
-
-
-def _make_app(loopback: "Loopback", rounds: int, tables: Tables | None) -> None:
+def _settings(nodes: int, rounds: int, tables: Tables | None) -> list[str]:
+    """Return the settings of the run that the demonstration chooses."""
     settings = {
-        **({"data.clients": loopback.nodes} if tables is None else {}),
         "privacy.epsilon": _EPSILON,
         "privacy.delta": _DELTA,
         "privacy.sample_rate": _SAMPLE_RATE,
@@ -101,12 +96,39 @@ def _make_app(loopback: "Loopback", rounds: int, tables: Tables | None) -> None:
         "federation.max_rounds": rounds,
         "run.evaluate_every": 1,
     }
-    changes = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    records = {"data.clients": nodes} if tables is None else {"data.name": "table"}
+    schema = [] if tables is None else [f"data.schema_file={json.dumps(str(tables.schema))}"]
+    return [*(f"{key}={value}" for key, value in {**records, **settings}.items()), *schema]
+
+
+def _enrol(loopback: "Loopback", client: int, tables: Tables | None, config: "Config") -> None:
+    """Enrol a node's data set on terms that fit the run."""
+    privacy, model = config.privacy, config.model
+    options = {
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        "sample-rate": privacy.sample_rate,
+        "min-noise-multiplier": privacy.noise_multiplier,
+        "unit": privacy.unit,
+        "max-records": config.max_records,
+        "max-steps-per-round": _MOST_STEPS,
+        **{option: getattr(model, key) for key, option in _MODEL_OPTIONS.items() if key in model.model_fields_set},
+    }
+    if tables is None:
+        options |= {"data": config.data.name, "max-clip-norm": 1, "client": client, "clients": loopback.nodes}
+    else:
+        options |= {"schema": tables.schema, "data": tables.clients[client]}
+    where = ["--dir", str(loopback.vault_folder(client))]
+    given = [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
+    loopback.alidpfl("vault", "init", *where, *given)
+
+
+def _make_app(loopback: "Loopback", settings: Sequence[str], tables: Tables | None) -> None:
     where: list[str | Path] = [loopback.folder / "app", "--out", loopback.folder / "run"]
     if tables is not None:
         where += ["--schema", tables.schema, "--nodes", str(loopback.nodes)]
         where += [part for path in tables.public for part in ("--test", path)]
-    loopback.alidpfl("flower", "init", *where, *changes)
+    loopback.alidpfl("flower", "init", *where, *(part for one in settings for part in ("--set", one)))
 
 
 def _follow(loopback: "Loopback", say: Callable[[str], None]) -> None:
