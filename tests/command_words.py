@@ -25,6 +25,11 @@ GROUPS = {path[:length] for path in COMMANDS for length in range(1, len(path))}
 OF_THE_PROGRAM = {"--help", "--version", "--install-completion", "--show-completion"}
 FIRST_WORDS = {("reproduce",): GRIDS, ("tables",): GRIDS, ("data", "get"): SOURCES, ("data", "show"): DATASETS}
 PLACEHOLDER = re.compile(r"[A-Z]+|<.*>|\.\.\.")
+BESIDE = {
+    "privacy.unit": ("data.name=npz",),
+    "privacy.max_records": ("data.name=npz", "privacy.unit=person"),
+}
+"""Settings that a setting needs beside it."""
 STRANGERS = {"jupyterlab", "pandas"}
 """Packages that the documents install beside alidpfl."""
 
@@ -73,7 +78,7 @@ def _is_setting(given: str) -> bool:
     if not _is_key(key):
         return False
     try:
-        load_config(overrides=[f"{key}=1" if PLACEHOLDER.fullmatch(value) else given])
+        load_config(overrides=[*BESIDE.get(key, ()), f"{key}=1" if PLACEHOLDER.fullmatch(value) else given])
     except ConfigError as error:  # a setting may need others beside it, which only a whole command has
         return f"{key}=" not in str(error)
     return True

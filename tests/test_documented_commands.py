@@ -205,6 +205,8 @@ def scene(tmp_path, monkeypatch):
     for path in ("patients.npz", *(f"my-data/{name}.npz" for name in ("north", "south", "test"))):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         np.savez(tmp_path / path, x=random.normal(size=(300, 6)).astype("float32"), y=random.integers(2, size=300))
+    visits = {"x": random.normal(size=(300, 6)), "y": random.integers(3, size=300), "person": np.arange(300) % 120}
+    np.savez(tmp_path / "visits.npz", **visits)
     (grid,) = (
         fence for fence in documents.fences((ROOT / "docs/how-to/reproduce.md").read_text()) if fence.language == "toml"
     )

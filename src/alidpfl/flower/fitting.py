@@ -118,7 +118,14 @@ def unit_problem(node: Node, config: Config) -> str | None:
 
 
 def statistics_problem(node: Node, config: Config, schema_sha256: str | None, noise_multiplier: float) -> str | None:
-    """Return why a vault would not release statistics with this noise; None if it would."""
+    """Return why a vault would not release statistics with this noise; None if it would.
+
+    Args:
+        node: the node with the vault.
+        config: the settings, which have the unit of privacy.
+        schema_sha256: hash of the schema that is asked about.
+        noise_multiplier: σ of the release.
+    """
     if (found := node.info.schema_sha256) != schema_sha256:
         return f"its vault has {_schema_text(found)}, and this run has {_schema_text(schema_sha256)}"
     if (problem := unit_problem(node, config)) is not None:
