@@ -128,7 +128,7 @@ class TestGroups:
         assert [one["group_epsilon"] for one in document["groups"]] == exact
         assert [one["epsilon"] for one in document["groups"]] == [privacy.epsilon([one], 1e-5) for one in steps]
         rows = run(*self.ARGUMENTS, "--steps", "20", "--steps", "50").stdout.splitlines()
-        (shown,) = (re.findall(r"\d+\.\d+", row) for row in rows if "ε of 30 records " in row)
+        (shown,) = (re.findall(r"\d+\.\d+", row) for row in rows if row.startswith("│ ε of 30 records"))
         assert all(0 <= float(one) - value < 1e-4 for one, value in zip(shown, exact, strict=True))
 
     def test_budgets_are_those_that_pld_pays_for(self):
