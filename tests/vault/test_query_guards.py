@@ -174,9 +174,10 @@ def poisoned(tensor, *, is_private=False):
 def test_slots_of_queries_are_measured_without_a_record(tmp_path, monkeypatch, kind, standardised):
     with opened(asking(tmp_path)) as vault:
         trainer = vault.trainer
+        records = trainer._held_out.records
         for name in ("inputs", "targets"):
             monkeypatch.setitem(trainer._data.__dict__, name, poisoned(getattr(trainer._data, name)))
-            records = trainer._held_out.records
+        for name in ("inputs", "targets", "rows"):
             monkeypatch.setitem(records.__dict__, name, poisoned(getattr(records, name), is_private=True))
         assert trainer.cost(question(vault, kind, standardised=standardised)).round > 0
 
