@@ -221,3 +221,13 @@ def test_one_held_out_row_more_changes_neither_the_start_nor_the_slot(tmp_path, 
             assert answered(vault, asked).any()
     assert len(slots) == 1
     assert slots.pop() > 2 * (0.5 + 2.0 * likely.likely)
+
+
+def test_a_standardised_evaluation_has_a_slot_of_its_own(tmp_path):
+    """Standardising the rows takes time. A measurement without it would be too short."""
+    measured = []
+    with opened(asking(tmp_path, service=MEASURED)) as vault:
+        timetable = Timetable(vault.policy, lambda asked: measured.append(asked) or Cost(round=1.0, step=0.0))
+        for standardised in (False, True, False, True):
+            timetable.seconds(question(vault, "evaluation", standardised=standardised), 0)
+    assert [asked.standardised for asked in measured] == [False, True]
