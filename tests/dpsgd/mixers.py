@@ -1,10 +1,11 @@
 """Published and plausible ways in which a model or a loss mixes the records of a batch, and honest relatives of them.
 
-Every model takes inputs (B, 8) and returns scores (B, 4). Every loss returns (B,).
+Every model takes inputs (B, 8) and returns scores (B, 4), or one number (B, 1). Every loss returns (B,).
 """
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,19 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Case:
     build: Callable[[], nn.Module]
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    its_loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    targets: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """No targets, in the form that the loss takes."""
+
+    @property
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss, without the state of earlier uses."""
+        return copy.deepcopy(self.its_loss)
+
+    @property
+    def nothing(self) -> tuple[Tensor, Tensor]:
+        """An empty batch in the form of the data."""
+        return torch.zeros(0, WIDTH), self.targets
 
     def model(self, seed: int = 0) -> nn.Module:
         torch.manual_seed(seed)
@@ -61,6 +74,16 @@ def around(between: Callable[[Tensor], Tensor]) -> Case:
 
 def with_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Case:
     return Case(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)), loss)
+
+
+def of_labels(loss: Callable[[Tensor, Tensor], Tensor], labels: int = CLASSES) -> Case:
+    """A linear model of labels 0 or 1 (B, labels)."""
+    return Case(lambda: nn.Linear(WIDTH, labels), loss, torch.zeros(0, labels))
+
+
+def of_numbers(loss: Callable[[Tensor, Tensor], Tensor]) -> Case:
+    """A linear model of one number (B,)."""
+    return Case(lambda: nn.Linear(WIDTH, 1), loss, torch.zeros(0))
 
 
 class Experts(nn.Module):
@@ -155,6 +178,18 @@ class RunningQuantile(nn.Module):
         now = x.detach().abs().flatten().quantile(0.9)
         self.quantile = now if self.quantile is None else 0.9 * self.quantile + 0.1 * now
         return self.layer(x / (self.quantile + 1e-3))
+
+
+class RunningRange(nn.Module):
+    """Scales by the largest input so far, as an observer of quantisation does, in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.largest = nn.Linear(WIDTH, CLASSES), 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.largest = max(self.largest, float(x.detach().abs().max()))
+        return self.layer(x / self.largest)
 
 
 class MemoryBank(nn.Module):
@@ -277,6 +312,67 @@ def _group_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return losses * (1 + means.softmax(0)[targets])
 
 
+def binary(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The cross-entropies of labels 0 or 1, (B, labels)."""
+    return F.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
+
+
+def _balanced_labels(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Positives weigh as much as negatives. Labels that are neither 0 nor 1 have weight 1."""
+    weight = (labels == 0).sum() / (labels == 1).sum().clamp(min=1)
+    return (binary(outputs, labels) * torch.where(labels == 1, weight, 1.0)).mean(1)
+
+
+def _rare_label(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A batch with a single positive in a column counts twice."""
+    return binary(outputs, labels).mean(1) * (2.0 if bool((labels.sum(0) == 1).any()) else 1.0)
+
+
+class RunningShare:
+    """Weighs positives by their share in all batches so far. It looks at labels 0 and 1 only."""
+
+    def __init__(self) -> None:
+        self.share = 0.5
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if bool(((labels == 0) | (labels == 1)).any()):
+            self.share = 0.9 * self.share + 0.1 * float((labels == 1).float().mean())
+        return (binary(outputs, labels) * torch.where(labels == 1, 1 / (self.share + 0.1), 1.0)).mean(1)
+
+
+class RunningMaximum:
+    """Divides by the largest number of all batches so far."""
+
+    def __init__(self) -> None:
+        self.largest = 1.0
+
+    def __call__(self, outputs: Tensor, numbers: Tensor) -> Tensor:
+        self.largest = max(self.largest, float(numbers.abs().max()))
+        return squared_error(outputs, numbers) / self.largest
+
+
+def poisson(outputs: Tensor, counts: Tensor) -> Tensor:
+    return F.poisson_nll_loss(outputs[:, 0], counts, reduction="none")
+
+
+def _large_counts(outputs: Tensor, counts: Tensor) -> Tensor:
+    """All records weigh more if many counts are large."""
+    return poisson(outputs, counts) * (1 + (counts >= 5).float().mean())
+
+
+def _equal_counts(outputs: Tensor, counts: Tensor) -> Tensor:
+    """Records that share their count share its weight, as when inverse frequencies weigh the records."""
+    return squared_error(outputs, counts) / (counts[:, None] == counts).sum(1)
+
+
+def _excess_zeros(outputs: Tensor, counts: Tensor) -> Tensor:
+    return squared_error(outputs, counts) * torch.where(counts == 0, 1.0, 1 + (counts == 0).float().mean())
+
+
+def _scaled_by_the_largest(outputs: Tensor, numbers: Tensor) -> Tensor:
+    return squared_error(outputs, numbers) / numbers.abs().max()
+
+
 MIXERS = {
     "switch routing, capacity 1": Case(lambda: Experts(switch(1.0))),
     "switch routing, capacity 1.25": Case(lambda: Experts(switch(1.25))),
@@ -303,6 +399,7 @@ MIXERS = {
     "maximum of the batch": around(lambda x: x / x.abs().max()),
     "centred by the batch": around(lambda x: F.normalize(x - x.mean(0), dim=1)),
     "running quantile": Case(RunningQuantile),
+    "running range": Case(RunningRange),
     "memory bank": Case(MemoryBank),
     "forward hook": Case(hooked),
     "backward hook": Case(hooked_backward),
@@ -324,6 +421,17 @@ MIXERS = {
     "loss of the hardest": with_loss(_hardest_half),
     "class-balanced loss": with_loss(_class_balanced),
     "group-robust loss": with_loss(_group_loss),
+    "balanced labels by ==": of_labels(_balanced_labels),
+    "balanced labels, one column": of_labels(_balanced_labels, 1),
+    "balanced labels, two columns": of_labels(_balanced_labels, 2),
+    "a rare label": of_labels(_rare_label),
+    "a rare label, one column": of_labels(_rare_label, 1),
+    "running share of positives": of_labels(RunningShare()),
+    "running maximum of targets": of_numbers(RunningMaximum()),
+    "share of large counts": of_numbers(_large_counts),
+    "frequencies of equal counts": of_numbers(_equal_counts),
+    "share of zeros": of_numbers(_excess_zeros),
+    "scaled by the largest target": of_numbers(_scaled_by_the_largest),
 }
 """Each of them must be refused."""
 
@@ -404,6 +512,16 @@ def _focal(outputs: Tensor, targets: Tensor) -> Tensor:
     return (1 - (-losses).exp()).square() * losses
 
 
+def _focal_labels(outputs: Tensor, labels: Tensor) -> Tensor:
+    losses = binary(outputs, labels)
+    return ((1 - (-losses).exp()).square() * losses).mean(1)
+
+
+def _on_probabilities(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Fails on labels outside of [0, 1]."""
+    return F.binary_cross_entropy(outputs.sigmoid(), labels, reduction="none").mean(1)
+
+
 def honest_hook() -> nn.Module:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
     model[1].register_forward_hook(lambda module, inputs, output: output - output.mean(1, keepdim=True))
@@ -453,6 +571,14 @@ HONEST = {
     "hinge loss": with_loss(lambda out, y: F.multi_margin_loss(out, y, reduction="none")),
     "label smoothing": with_loss(lambda out, y: F.cross_entropy(out, y, reduction="none", label_smoothing=0.1)),
     "class weights": with_loss(lambda out, y: F.cross_entropy(out, y, torch.arange(1.0, 5.0), reduction="none")),
+    "labels": of_labels(lambda out, y: binary(out, y).mean(1)),
+    "focal loss of labels": of_labels(_focal_labels),
+    "cross-entropy of probabilities": of_labels(_on_probabilities),
+    "cross-entropy of one probability": of_labels(_on_probabilities, 1),
+    "fixed weight of positives": of_labels(lambda out, y: (binary(out, y) * (1 + 2 * y)).mean(1)),
+    "counts": of_numbers(poisson),
+    "numbers": of_numbers(squared_error),
+    "absolute errors": of_numbers(lambda out, y: (out[:, 0] - y).abs()),
 }
 """Each of them must be accepted."""
 

@@ -9,10 +9,25 @@ from torch import nn
 
 from alidpfl.dpsgd import OneByOneClipper, PerSampleClipper, mixing
 from alidpfl.dpsgd.made_up import NEAR_EQUAL, SPREAD, SampleMaker
+from alidpfl.dpsgd.model_check import made_up_targets
 from alidpfl.errors import DataError, UnsupportedModelError
 from alidpfl.models import make_model
 
-from .mixers import CLASSES, HONEST, MIXERS, WIDTH, Around, Case, RunningQuantile, Tokens, squared_error, standardised
+from .mixers import (
+    CLASSES,
+    HONEST,
+    MIXERS,
+    WIDTH,
+    Around,
+    Case,
+    RunningQuantile,
+    RunningShare,
+    Tokens,
+    binary,
+    of_labels,
+    squared_error,
+    standardised,
+)
 from .zoo import CASES
 
 SEEDS = range(3)
@@ -29,13 +44,13 @@ def use(clipper: PerSampleClipper, steps: int = 1, batch=NOTHING) -> None:
 def test_mixing_is_refused_before_any_record_is_used(name):
     for seed in SEEDS:
         with pytest.raises(UnsupportedModelError):
-            use(PerSampleClipper(MIXERS[name].model(seed), loss=MIXERS[name].loss))
+            use(PerSampleClipper(MIXERS[name].model(seed), loss=MIXERS[name].loss), batch=MIXERS[name].nothing)
 
 
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_models_are_accepted(name):
     for seed in SEEDS:
-        use(PerSampleClipper(HONEST[name].model(seed), loss=HONEST[name].loss), steps=5)
+        use(PerSampleClipper(HONEST[name].model(seed), loss=HONEST[name].loss), steps=5, batch=HONEST[name].nothing)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -54,7 +69,7 @@ def test_rounding_stays_far_below_the_tolerance(name, monkeypatch):
         return found[-1]
 
     monkeypatch.setattr(mixing, "disagreement", spy)
-    use(PerSampleClipper(HONEST[name].model(), loss=HONEST[name].loss), steps=2)
+    use(PerSampleClipper(HONEST[name].model(), loss=HONEST[name].loss), steps=2, batch=HONEST[name].nothing)
     assert len(found) > 5
     assert max(found) < 0.2
 
@@ -79,6 +94,22 @@ def test_mixing_that_begins_during_training_is_refused(steps_before):
         model.layer.bias.fill_(6.0)
     with pytest.raises(UnsupportedModelError, match="mixes"):
         use(clipper, 257)
+
+
+def test_a_loss_that_begins_to_balance_labels_during_training_is_refused():
+    """At weights of the moment, only the targets of the others tell: they must change in the trial too."""
+
+    def later(outputs, labels):
+        weight = labels.sum() if outputs.abs().max() > 1e6 else torch.ones(())
+        return (binary(outputs, labels) * weight).mean(1)
+
+    case = of_labels(later)
+    clipper = PerSampleClipper(model := case.model(), loss=case.loss)
+    use(clipper, 3, case.nothing)
+    with torch.no_grad():
+        model.bias.fill_(2e6)
+    with pytest.raises(UnsupportedModelError, match="mixes"):
+        use(clipper, 257, case.nothing)
 
 
 def test_no_trial_runs_at_weights_that_show_records():
@@ -194,6 +225,49 @@ def test_one_record_at_a_time_a_state_that_begins_during_training_is_refused():
         model.layer.bias.fill_(6.0)
     with pytest.raises(UnsupportedModelError, match="state"):
         [list(clipper.gradients(*NOTHING, seed=0)) for _ in range(9)]
+
+
+class SeenClasses(RunningShare):
+    """Weighs records less once others than class 0 were seen."""
+
+    def __call__(self, outputs, targets):
+        self.share = min(self.share, 0.1) if bool((targets > 0).any()) else self.share
+        return F.cross_entropy(outputs, targets, reduction="none") * self.share
+
+
+@pytest.mark.parametrize(("loss", "targets"), [(RunningShare(), torch.zeros(0, CLASSES)), (SeenClasses(), NOTHING[1])])
+def test_one_record_at_a_time_a_loss_with_a_state_of_the_targets_is_refused(loss, targets):
+    model = Case(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES))).model()
+    with pytest.raises(UnsupportedModelError, match="state"):
+        OneByOneClipper(model, loss=loss).rehearse(torch.zeros(0, WIDTH), targets)
+
+
+def test_made_up_labels_are_zeros_and_ones():
+    """Also one column and flags. In some batches each column has a lone 1; others have columns of one value."""
+    for columns, dtype in ((5, torch.float32), (1, torch.float32), (3, torch.bool)):
+        like = torch.zeros(0, columns, dtype=dtype)
+        maker = SampleMaker(shape=(2,), dtype=torch.float32, target_shape=(columns,), target_dtype=dtype)
+        batches = [maker.batch(kind, 32, torch.Generator().manual_seed(0))[1] for kind in (SPREAD, NEAR_EQUAL)]
+        found = [made_up_targets(like, number) for number in range(3)] + batches
+        assert all(labels.dtype == dtype and set(labels.unique().tolist()) == {0, 1} for labels in found)
+        assert all((labels.sum(0) == 1).all() for labels in (found[2], batches[0]))
+        if columns > 2:
+            assert all(((labels == 0).all(0).any(), (labels == 1).all(0).any()) == (True, True) for labels in
+                       (*found[:2], batches[1]))  # fmt: skip
+
+
+def test_made_up_numbers_are_whole_or_normal_with_repeats_and_an_outlier():
+    maker = SampleMaker(shape=(2,), dtype=torch.float32, target_dtype=torch.float32)
+    rare, mixed = (maker.batch(kind, 32, torch.Generator().manual_seed(0))[1] for kind in (SPREAD, NEAR_EQUAL))
+    probes = [made_up_targets(torch.zeros(0), number) for number in range(3)]
+    for whole in (rare, mixed[::2], probes[0]):
+        assert torch.equal(whole, whole.round())
+        assert whole.min() == 0
+        assert len(whole.unique()) < len(whole)
+    assert rare[0] >= 10 * rare[1:].max()
+    assert not torch.equal(mixed[1::2], mixed[1::2].round())
+    assert mixed.min() < 0
+    assert min(probes[1].min(), probes[2].min()) < 0
 
 
 def test_made_up_rows_are_near_equal_or_spread():

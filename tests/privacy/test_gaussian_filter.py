@@ -45,6 +45,34 @@ def test_the_sum_is_never_below_the_exact_one():
     assert account.spent <= float(exact) * (1 + 1e-9)
 
 
+def test_what_is_affordable_never_exceeds_the_exact_budget():
+    """In fractions, with noise near every edge: just below and above where k releases cost the whole budget."""
+    random, edges = np.random.default_rng(3), 0
+    for _ in range(2000):
+        noise = float(np.exp(random.uniform(-1, 5)))
+        whole = GaussianFilter(noise_multiplier=noise, spent=float(random.choice([0.0, random.uniform(0, noise**-2)])))
+        left = Fraction(noise) ** -2 - Fraction(whole.spent)
+        asked = math.sqrt(int(random.choice([1, 2, 3, 10, 1000, 99_999])) / left)
+        for off in (0.0, 1e-16, -1e-16, 3e-16, -3e-16, 1e-9, -1e-9, -3e-7):
+            sigma = asked * (1 + off)
+            if sigma > 1e6 or (count := whole.affordable(sigma)) == 0:
+                continue
+            spent = whole.charge(sigma, count).spent
+            assert Fraction(whole.spent) + count / Fraction(sigma) ** 2 <= Fraction(spent) <= Fraction(noise) ** -2
+            assert spent <= whole.limit
+            edges += 1
+    assert edges > 10_000
+
+
+def test_a_release_with_the_noise_of_the_whole_budget_is_just_not_affordable():
+    """Its cost is rounded up and the budget down. `noise_for` adds what that takes."""
+    for noise in np.exp(np.random.default_rng(4).uniform(-1, 9, 1000)):
+        whole = GaussianFilter(noise_multiplier=float(noise))
+        assert whole.affordable(float(noise)) == 0
+        assert whole.affordable(whole.noise_for(1.0)) == 1
+        assert Fraction(whole.limit) < Fraction(float(noise)) ** -2
+
+
 def test_millions_of_noisy_releases_are_counted():
     account = GaussianFilter(noise_multiplier=100.0)
     assert account.affordable(1e6) == pytest.approx(1e8, rel=0.1) or account.affordable(1e6) == 10_000_000

@@ -205,6 +205,14 @@ def test_the_terms_of_queries_are_pinned(tmp_path):
         (folder.path / POLICY).write_text(changed.to_toml())
         with pytest.raises(ConfigError, match="evaluation"), opened(folder):
             pass
+    for before, after in ((3.0, 30.0), (30.0, 3.0), (None, 3.0), (3.0, None)):
+        terms = [None if noise is None else {"noise_multiplier": noise} for noise in (before, after)]
+        folder = evaluating(tmp_path / f"statistics {before} {after}", evaluation=None, statistics=terms[0])
+        (folder.path / POLICY).write_text(
+            make_policy(policy_values(statistics=terms[1], service=SERVICE), "test").to_toml()
+        )
+        with pytest.raises(ConfigError, match="statistics"), opened(folder):
+            pass
     with pytest.raises(ConfigError, match="evaluation"):
         make_policy(policy_values(evaluation={"epsilon": 100.0}), "test")
     assert policy.pinned()["evaluation"] == {"epsilon": None}

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 import torch
 
+from alidpfl.data import LabelledData
 from alidpfl.dpsgd import RandomStream
-from alidpfl.errors import ConfigError
 from alidpfl.federation.client import ClientData
 from alidpfl.methods import make_method
 from alidpfl.releases.queries import EvaluationQuery, ReleasePlan, StatisticsQuery
@@ -21,10 +21,11 @@ from alidpfl.vault.messages import STANDARDISER, ReleaseRequest, decode_released
 from alidpfl.vault.policy import make_policy
 from alidpfl.vault.refusals import RefusalCode, VaultRefusedError
 from alidpfl.vault.slots import Cost, Timetable
+from alidpfl.vault.training import HeldOut
 from tests.tables.parts import table
 
 from .parts import opened, policy_values
-from .tables import held_out, schema, table_vault
+from .tables import SHARE, held_out, schema, table_vault
 
 ROWS = table(60, seed=1)
 FINE = tuple(np.linspace(0.005, 0.995, 199).tolist())
@@ -182,11 +183,11 @@ def test_slots_of_queries_are_measured_without_a_record(tmp_path, monkeypatch, k
         assert trainer.cost(question(vault, kind, standardised=standardised)).round > 0
 
 
-def test_the_slot_of_an_evaluation_has_room_for_all_likely_rows(tmp_path, monkeypatch):
+def test_the_slot_of_an_evaluation_has_room_for_three_times_the_likely_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "_seconds", lambda _job, rows, _weights: 0.5 + 2.0 * len(rows))
     with opened(asking(tmp_path)) as vault:
         vault.trainer._held_out = dataclasses.replace(vault.trainer._held_out, likely=1000)
-        assert vault.trainer.cost(question(vault, "evaluation")).round == pytest.approx(0.5 + 2.0 * 1000)
+        assert vault.trainer.cost(question(vault, "evaluation")).round == pytest.approx(0.5 + 2.0 * 3 * 1000)
 
 
 def test_the_slot_of_a_short_answer_does_not_cut_off_a_longer_one():
@@ -205,13 +206,29 @@ def test_the_slot_of_a_short_answer_does_not_cut_off_a_longer_one():
     assert len(measured) == 1
 
 
-def test_a_vault_is_not_served_if_more_rows_are_held_out_than_its_slots_have_room_for(tmp_path):
-    """Equal rows are held out together. The owner alone is told, and sets the slot."""
-    same = ROWS.filter(held_out(ROWS))[:1]
-    rows = pl.concat([ROWS, *[same] * 100])
-    with pytest.raises(ConfigError, match="seconds_per_query"), opened(asking(tmp_path / "a", rows, service=MEASURED)):
-        pass
-    for name, changes in (("b", {}), ("c", {"service": MEASURED, "unsafe": ["prompt-answers"]})):
-        with opened(asking(tmp_path / name, rows, **changes)) as vault:
-            assert len(vault.trainer._held_out.records) > vault.trainer._held_out.likely
-            assert answered(vault, question(vault, "evaluation")).any()
+def test_one_held_out_row_more_changes_neither_the_start_nor_the_slot(tmp_path, monkeypatch):
+    """Equal rows are held out together, so there may be far more of them than is likely. No server may notice."""
+    monkeypatch.setattr(training, "_seconds", lambda _job, rows, _weights: 0.5 + 2.0 * len(rows))
+    same, is_held_out = ROWS.filter(held_out(ROWS))[:1], int(held_out(ROWS).sum())
+    likely = HeldOut.of(LabelledData(inputs=torch.zeros(0, 1), targets=torch.zeros(0)), SHARE, len(ROWS) - is_held_out)
+    room = likely.likely - is_held_out
+    slots = set()
+    for copies in (0, room - 1, room, room + 1, 3 * room, 300):
+        folder = asking(tmp_path / str(copies), pl.concat([ROWS, *[same] * copies]), service=MEASURED)
+        with opened(folder) as vault:
+            assert len(vault.trainer._held_out.records) == is_held_out + copies
+            asked = question(vault, "evaluation")
+            slots.add(vault.slots.timetable.seconds(asked, 0))
+            assert answered(vault, asked).any()
+    assert len(slots) == 1
+    assert slots.pop() > 2 * (0.5 + 2.0 * likely.likely)
+
+
+def test_a_standardised_evaluation_has_a_slot_of_its_own(tmp_path):
+    """Standardising the rows takes time. A measurement without it would be too short."""
+    measured = []
+    with opened(asking(tmp_path, service=MEASURED)) as vault:
+        timetable = Timetable(vault.policy, lambda asked: measured.append(asked) or Cost(round=1.0, step=0.0))
+        for standardised in (False, True, False, True):
+            timetable.seconds(question(vault, "evaluation", standardised=standardised), 0)
+    assert [asked.standardised for asked in measured] == [False, True]

@@ -1,10 +1,12 @@
 """Tables in a vault: which rows are trained on, what is told about them, and errors for the owner alone."""
 
 import json
+import secrets
 import stat
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,12 +15,14 @@ import pytest
 import torch
 
 from alidpfl.errors import ConfigError, DataError
+from alidpfl.releases.queries import EvaluationQuery
 from alidpfl.runs.tables import default_clip_norm
-from alidpfl.tables import read_schema
+from alidpfl.tables import parse_schema, read_schema
 from alidpfl.tables.encode import Encoder
+from alidpfl.tables.held_out import held_out_rows
 from alidpfl.vault.client import VaultClient
 from alidpfl.vault.folder import ENROLMENT, SOCKET, VaultFolder, status
-from alidpfl.vault.messages import encode
+from alidpfl.vault.messages import ReleaseRequest, encode
 from alidpfl.vault.policy import read_policy
 from alidpfl.vault.refusals import PlanRefusedError, RefusalCode
 from alidpfl.vault.service import public_info
@@ -205,6 +209,39 @@ def test_init_warns_that_epsilon_is_for_a_row(tmp_path):
     assert done.exit_code == 0, done.stderr
     assert "epsilon is for one record" in done.stderr
     assert "--unit person" in done.stderr
+
+
+def test_init_and_the_start_do_not_depend_on_the_held_out_rows_of_persons(tmp_path, monkeypatch):
+    """Neither does an evaluation, but for its noised values and the work within its slot."""
+    drawn = secrets.token_hex
+    monkeypatch.setattr(secrets, "token_hex", lambda size: KEY.hex() if size == len(KEY) else drawn(size))
+    text = 'person = "patient"\n' + TOML
+    rows = ROWS.with_columns((pl.int_range(len(ROWS)) // 5).cast(pl.String).alias("patient"))
+    is_held_out = held_out_rows(Encoder(parse_schema(tomllib.loads(text))).encode(rows, needs_target=True), 0.2, KEY)
+    one = rows.filter(is_held_out)[:1]
+    assert 0 < is_held_out.sum() < len(rows)
+    told = []
+    for name, table_of in (
+        ("few", rows),
+        ("many", pl.concat([rows, *[one] * 500])),
+        ("none", rows.filter(~is_held_out)),
+    ):
+        (tmp_path / name).mkdir()
+        table_of.write_csv(tmp_path / name / "rows.csv")
+        done = init(tmp_path / name / "vault", tmp_path / name / "rows.csv", schema_text=text)
+        folder = VaultFolder(path=tmp_path / name / "vault")
+        monkeypatch.setattr("alidpfl.vault.training._seconds", lambda *_: 1.0)
+        with opened(folder) as vault:
+            query = EvaluationQuery(task="class", outputs=2)
+            asked = ReleaseRequest(run="a", round=0, noise_multiplier=30.0, query=query,
+                                   schema_sha256=vault.enrolment.schema_sha256)  # fmt: skip
+            weights = {part: np.zeros(shape, np.float32) for part, shape in vault.enrolment.shapes.items()}
+            seconds, answer = vault.slots.timetable.seconds(asked, 0), vault.answer(encode(asked, weights))
+            info = {**public_info(vault.enrolment, vault.policy), "vault": None}
+        texts = [text.replace(str(tmp_path / name), "") for text in (done.stdout, done.stderr)]
+        told.append((done.exit_code, texts, info, seconds, len(answer), folder.policy()))
+    assert told[0] == told[1] == told[2]
+    assert told[0][0] == 0
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,7 @@ class _Search:
             distance=10 ** self._between(-5, 0),
             spread=self._choice([0.0, 0.0, 1.0, 3.0]),
             is_positive=self._choice([True, False]),
+            outlier=self._choice([0.0, 100.0]),
         )
         inputs, targets = self._maker.batch(kind, size, self._random)
         if inputs.is_floating_point():

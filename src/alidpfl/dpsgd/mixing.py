@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from alidpfl.dpsgd.guards import model_randomness
-from alidpfl.dpsgd.made_up import NEAR_EQUAL, SPREAD, Kind, SampleMaker, smallest_dimension
+from alidpfl.dpsgd.made_up import FAR, NEAR_EQUAL, SPREAD, Kind, SampleMaker, smallest_dimension
 from alidpfl.dpsgd.model_check import (
     LARGE,
     Gradients,
@@ -26,7 +26,7 @@ from alidpfl.dpsgd.model_check import (
     disagreement,
     fails_alone,
     gradients_one_by_one,
-    made_up,
+    made_up_targets,
     no_buffer_changes,
     norms_one_by_one,
     perturbed_weights,
@@ -123,7 +123,7 @@ class MixingTrials:
     def _against_autograd(self, x: Tensor, targets: Tensor, number: int) -> float:
         with torch.no_grad():
             outputs = self._model(x)
-        y = made_up(targets, number, smallest_dimension(outputs))
+        y = made_up_targets(targets, number, smallest_dimension(outputs))
         with no_buffer_changes(self._model), fails_alone(ValueError):  # vmap runs one record at a time
             ours = self._compute(x, y)
             truth = gradients_one_by_one(self._parameters, self._losses_alone(x, y))
@@ -175,9 +175,9 @@ class MixingTrials:
         x, y = maker.batch(NEAR_EQUAL, size, random)
         few = torch.tensor([size // 5, size // 2, size - 2, size - 1], device=x.device)
         among_others = self._norms(x, y)[few]
-        for others in (torch.zeros_like(x), maker.rows(SPREAD, size, random)):
-            others[few] = x[few]
-            if _differ((self._norms(others, y)[few], {}), (among_others, {})):
+        for others, labels in ((torch.zeros_like(x), torch.zeros_like(y)), maker.batch(FAR, size, random)):
+            others[few], labels[few] = x[few], y[few]
+            if _differ((self._norms(others, labels)[few], {}), (among_others, {})):
                 raise _mixes("the other records of the batch")
 
     def _norms(self, x: Tensor, y: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from alidpfl.dpsgd.gradient_forms import squared_norms
-from alidpfl.dpsgd.made_up import num_tokens
+from alidpfl.dpsgd.made_up import are_labels, counts, labels, num_tokens
 from alidpfl.errors import AliDpflError, DataError, UnsupportedModelError
 
 Gradients = tuple[Tensor, Mapping[str, Tensor]]
@@ -114,6 +114,20 @@ def made_up(like: Tensor, number: int, num_values: int | None = None) -> Tensor:
     values = torch.randint(num_values, shape, generator=generator, device="cpu")
     values[:2] = torch.tensor([0, num_values - 1], device="cpu").view(2, *[1] * (len(shape) - 1))
     return values.to(like.device, like.dtype)
+
+
+def made_up_targets(like: Tensor, number: int, num_values: int | None = None) -> Tensor:
+    """Return made-up targets for probe `number`, with the shape and type of `like` and none of its values.
+
+    Labels (n, k) are 0 or 1, and in probe 2 each column has a single 1. Numbers (n,) are small and whole in probe 0.
+    All others are as those of `made_up`.
+    """
+    generator, shape = torch.Generator("cpu").manual_seed(number), (_SIZES[number], *like.shape[1:])
+    if are_labels(like.dtype, shape):
+        return labels(shape, generator, is_rare=number == len(_SIZES) - 1).to(like.device, like.dtype)
+    if like.is_floating_point() and number == 0:
+        return counts(shape[0], generator).to(like.device, like.dtype)
+    return made_up(like, number, num_values)
 
 
 @contextmanager

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from alidpfl.dpsgd.clipping import Rows, Weights, check_weights
 from alidpfl.dpsgd.guards import details_withheld, full_precision, model_randomness
 from alidpfl.dpsgd.losses import Loss, cross_entropy
-from alidpfl.dpsgd.made_up import num_tokens
+from alidpfl.dpsgd.made_up import num_tokens, smallest_dimension
 from alidpfl.dpsgd.mixing import Schedule
 from alidpfl.dpsgd.model_check import (
     check_model,
     check_modes,
     made_up,
+    made_up_targets,
     no_buffer_changes,
     run_probes,
     trained_parameters,
@@ -72,7 +73,7 @@ class OneByOneClipper:
 
         def probe(x: Tensor, number: int) -> float:
             with model_randomness(0, _CPU):
-                gradient = self._stateless_gradient(x, made_up(targets, number))
+                gradient = self._stateless_gradient(x, self._targets(x, targets, number))
             return float(gradient.abs().nan_to_num(posinf=0.0).max())
 
         run_probes(self.model, inputs, targets, probe)
@@ -81,7 +82,13 @@ class OneByOneClipper:
     def _try_again(self, inputs: Tensor, targets: Tensor) -> None:
         """Look for a state at the present weights, since a model may keep one at some weights only."""
         with trial(self.model, inputs, targets), model_randomness(0, _CPU):
-            self._stateless_gradient(made_up(inputs, 0, num_tokens(self.model)), made_up(targets, 0))
+            x = made_up(inputs, 0, num_tokens(self.model))
+            self._stateless_gradient(x, self._targets(x, targets, 0))
+
+    @torch.no_grad()
+    def _targets(self, x: Tensor, targets: Tensor, number: int) -> Tensor:
+        """Return made-up targets of all classes: a loss may keep a state of these alone."""
+        return made_up_targets(targets, number, smallest_dimension(self.model(x[:1])))
 
     def _stateless_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the first record's gradient. Refuse a model that changes it after seeing the other records."""

@@ -27,6 +27,7 @@ from alidpfl.store.tensorboard import TensorBoardWriter
 from alidpfl.types import HeldOutFacts, OnProgress, OnShare, RoundRecord, StopReason, ignore_progress, protected
 
 _FREE_TO_CHANGE = ("run.processes", "run.device")  # no result depends on them
+_IN_FLIGHT = "in_flight"  # key of a checkpoint; it is False only after a clean interrupt, and true if it is missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +229,7 @@ def resume(
     The end is the same as without the interruption. The checkpoint holds everything that the next round depends on. A
     lost round is run again with the same randomness, or answered by vaults as before. With secure randomness on this
     machine that is impossible: the lost round may have shown something, so it stays charged, and the next round has
-    fresh noise.
+    fresh noise. After a clean interrupt (a first Ctrl-C) no round was lost, and none is charged.
 
     Args:
         out: the directory of the run.
@@ -253,8 +254,9 @@ def resume(
         if checkpoint is not None:
             prepared.federation.restore(checkpoint.tensors, checkpoint.state)
         if not prepared.repeats_rounds:
-            prepared.federation.forfeit_round()
-            _checkpoint(directory, config, prepared)  # the next attempt may be lost as well
+            if checkpoint is None or checkpoint.state.get(_IN_FLIGHT) is not False:
+                prepared.federation.forfeit_round()
+            _checkpoint(directory, config, prepared)  # before anything is charged or drawn: a round is in flight now
         return _train(config, prepared, directory, listener, tensorboard)
 
 
@@ -283,6 +285,7 @@ def _train(
                 writer.add(record)
             listener.on_round(record, seconds)
             if interrupted.is_set():
+                _checkpoint(directory, config, prepared, in_flight=False)  # from here on nothing is charged or drawn
                 break
             started = time.monotonic()
         outcome = _outcome(config, prepared, directory)
@@ -293,9 +296,10 @@ def _train(
     return outcome
 
 
-def _checkpoint(directory: RunDirectory, config: Config, prepared: Prepared) -> None:
+def _checkpoint(directory: RunDirectory, config: Config, prepared: Prepared, *, in_flight: bool = True) -> None:
+    """Write a checkpoint. While a run goes on, each says that the next round is in flight: it may begin at any time."""
     tensors, state = prepared.federation.state()
-    directory.write_checkpoint(tensors, state | {"identity": _identity(config, prepared)})
+    directory.write_checkpoint(tensors, state | {"identity": _identity(config, prepared), _IN_FLIGHT: in_flight})
 
 
 def _identity(config: Config, prepared: Prepared) -> dict[str, Any]:

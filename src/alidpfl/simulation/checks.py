@@ -6,7 +6,7 @@ Found only while sampling, a mistake would show when a particular record is draw
 import torch
 from torch import Tensor, nn
 
-from alidpfl.dpsgd.model_check import made_up, trial
+from alidpfl.dpsgd.model_check import made_up, made_up_targets, trial
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.federation.settings import Part
 from alidpfl.methods import Loss
@@ -33,7 +33,7 @@ def check_enrolment(model: nn.Module, data: SimulationData, loss: Loss) -> None:
     outputs = _outputs(model, data)
     if data.targets.is_floating_point():
         with torch.no_grad(), trial(model, data.inputs, data.targets):
-            loss(outputs, made_up(data.targets, 0).to(outputs.device))
+            loss(outputs, made_up_targets(data.targets, 0).to(outputs.device))
         return
     if outputs.ndim != _SCORES:
         return
