@@ -25,11 +25,6 @@ GROUPS = {path[:length] for path in COMMANDS for length in range(1, len(path))}
 OF_THE_PROGRAM = {"--help", "--version", "--install-completion", "--show-completion"}
 FIRST_WORDS = {("reproduce",): GRIDS, ("tables",): GRIDS, ("data", "get"): SOURCES, ("data", "show"): DATASETS}
 PLACEHOLDER = re.compile(r"[A-Z]+|<.*>|\.\.\.")
-BESIDE = {
-    "privacy.unit": ("data.name=npz",),
-    "privacy.max_records": ("data.name=npz", "privacy.unit=person"),
-}
-"""Settings that a setting needs beside it."""
 STRANGERS = {"jupyterlab", "pandas"}
 """Packages that the documents install beside alidpfl."""
 
@@ -65,6 +60,9 @@ def following(words: list[str], option: str) -> str | None:
     return words[words.index(option) + 1] if option in words[:-1] else None
 
 
+_OF_PERSONS = ("data.name=table", "privacy.unit=person")  # what the settings of persons need beside them
+
+
 def unknown_settings(words: list[str]) -> set[str]:
     """Return each `--set KEY=VALUE` that no configuration takes. The words `key` and `value` stand for others."""
     given = {following(words[at:], "--set") for at, word in enumerate(words) if word == "--set"} - {None}
@@ -77,8 +75,13 @@ def _is_setting(given: str) -> bool:
         return key == "section.key" or _is_setting(f"{key.removesuffix('.key')}={{}}")
     if not _is_key(key):
         return False
+    wanted = f"{key}=1" if PLACEHOLDER.fullmatch(value) else given
+    return any(_is_taken(key, [*beside, wanted]) for beside in ((), _OF_PERSONS))
+
+
+def _is_taken(key: str, overrides: list[str]) -> bool:
     try:
-        load_config(overrides=[*BESIDE.get(key, ()), f"{key}=1" if PLACEHOLDER.fullmatch(value) else given])
+        load_config(overrides=overrides)
     except ConfigError as error:  # a setting may need others beside it, which only a whole command has
         return f"{key}=" not in str(error)
     return True

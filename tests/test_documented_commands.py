@@ -212,6 +212,7 @@ def scene(tmp_path, monkeypatch):
     )
     (tmp_path / "mine.toml").write_text("\n".join(grid.lines))
     write_tables(tmp_path)
+    write_tables(tmp_path, ROOT / "docs/how-to/persons.md", "persons.toml")
     (tmp_path / "examples").symlink_to(ROOT / "examples")  # as in a clone
     (tmp_path / "patients.csv").write_text("age,sex,kappa,lambda,creatinine,mgus\n92,F,3.1,4.2,1.4,no\n")
     (tmp_path / "run.toml").write_text('[model]\nname = "linear"\n')

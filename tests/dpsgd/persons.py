@@ -24,7 +24,7 @@ def drawn(count: int, records: int, seed: int = 0) -> tuple[int, Tensor, Tensor]
 
 
 def gradients(
-    model: nn.Module, inputs: Tensor, targets: Tensor, rows: Tensor, weights: Tensor, loss=cross_entropy
+    model: nn.Module, inputs: Tensor, targets: Tensor, rows: Tensor, weights: Tensor, *, loss=cross_entropy
 ) -> list[dict[str, Tensor]]:
     """Each person's gradient by plain autograd, one record at a time, added in double."""
     each = oracle.gradients_one_by_one(model, inputs, targets, loss)

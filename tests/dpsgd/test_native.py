@@ -44,6 +44,68 @@ def test_convolution(instruction_set, channels_in, channels_out, options):
         torch.testing.assert_close(found.squared_norms[n], truth.double().square().sum(), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("channels_out", [16, 48])
+@pytest.mark.parametrize("options", [{}, {"stride": (2, 1), "padding": (1, 2)}])
+def test_convolution_of_persons(instruction_set, channels_out, options):
+    """Added over each person's records, the same as one by one."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, channels_out, (3, 5), **options)
+    x = torch.randn(6, 3, 11, 13)
+    grad = torch.randn_like(conv(x))
+    found = conv2d_gradients(conv, ["weight"], x, grad, Storage.KEEP, records=3)["weight"]
+    for n in range(2):
+        some = slice(3 * n, 3 * n + 3)
+        truth = torch.autograd.grad((conv(x[some]) * grad[some]).sum(), conv.weight)[0]
+        weights = torch.zeros(2)
+        weights[n] = 1.0
+        torch.testing.assert_close(found.weighted_sum(weights), truth, rtol=1e-4, atol=2e-4)
+        torch.testing.assert_close(found.squared_norms[n], truth.double().square().sum(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [(1, 1), (10, 37), (33, 130)])
+@pytest.mark.parametrize("records", [1, 2, 7])
+def test_orthogonal_terms(instruction_set, narrow, wide, records):
+    x, y = torch.randn(5, records, narrow), torch.randn(5, records, wide)
+    if records > 1:
+        x[2, 1] = 2 * x[2, 0]  # nothing new: its direction is zero
+    directions, values, squared = native.orthogonal(x, y)
+    truth = torch.einsum("bkn,bkm->bnm", x.double(), y.double())
+    found = torch.einsum("bkn,bkm->bnm", directions.double(), values.double())
+    torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(squared, truth.square().sum((1, 2)), rtol=1e-5, atol=1e-8)
+    assert records == 1 or not directions[2, 1].any()
+
+
+@pytest.mark.parametrize("records", [1, 2, 3, 4, 5, 8, 9, 13])
+@pytest.mark.parametrize(("features", "classes"), [(1, 2), (130, 3), (2100, 10)])
+def test_softmax_of_persons(instruction_set, records, features, classes):
+    torch.manual_seed(0)
+    inputs, persons = torch.randn(200, features), 11
+    rows = torch.randperm(200)[: persons * records]
+    weights = torch.zeros(features, native.softmax_width(classes))
+    weights[:, :classes] = torch.randn(features, classes)
+    x = inputs[rows].double().view(persons, records, features)
+    scores, products = native.softmax_scores(inputs, rows, weights, records)
+    torch.testing.assert_close(scores.double(), (x @ weights.double()).flatten(0, 1), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(products.view(persons, records, records), x @ x.mT, rtol=1e-5, atol=1e-3)
+    residuals, groups = torch.randn(persons * records, classes), torch.arange(persons) // 3
+    own = residuals.view(persons, records, classes)
+    truth = torch.einsum("brc,brf->bcf", own.double(), x)
+    found = native.softmax_gradient(inputs, rows, groups, residuals, records)
+    torch.testing.assert_close(found, truth.sum(0), rtol=1e-4, atol=1e-4)
+    limit = float(truth.flatten(1).norm(dim=1).median())
+    factors = (limit / truth.flatten(1).norm(dim=1)).clamp_max(1)
+    expected = (factors[:, None, None] * truth).sum(0)
+    norms, total = native.softmax_persons(inputs, rows.view(persons, records), groups, own.contiguous(), limit)
+    torch.testing.assert_close(norms, truth.flatten(1).norm(dim=1), rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
+    if records > 1:
+        scaled = own.clone()
+        norms = native.clip_persons(products, scaled, features, largest_input=1e20, limit=limit)
+        torch.testing.assert_close(norms, truth.flatten(1).norm(dim=1), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(scaled, factors[:, None, None].float() * own, rtol=1e-4, atol=1e-6)
+
+
 def test_normal_numbers(instruction_set):
     from alidpfl.dpsgd.randomness import _box_muller
 
@@ -151,6 +213,20 @@ def test_wrong_shapes_never_reach_c():
     ):
         with pytest.raises(ValueError, match="expected"):
             native.conv_gradients(shape, x, g)
+    for x, y in ((torch.zeros(2, 3, 4), torch.zeros(2, 2, 4)), (torch.zeros(2, 3, 4), torch.zeros(2, 3, 8)[..., ::2])):
+        with pytest.raises(ValueError, match="expected"):
+            native.orthogonal(x, y)
+    inputs, rows, weights = torch.zeros(5, 4), torch.arange(5), torch.zeros(4, native.softmax_width(3))
+    with pytest.raises(ValueError, match="whole number of persons"):
+        native.softmax_scores(inputs, rows, weights, 2)
+    with pytest.raises(ValueError, match="whole number of persons"):
+        native.softmax_gradient(inputs, rows, torch.zeros(2).long(), torch.zeros(5, 3), 2)
+    with pytest.raises(ValueError, match="expected"):
+        native.softmax_gradient(inputs, rows[:4], torch.zeros(4).long(), torch.zeros(4, 3), 2)
+    with pytest.raises(IndexError):
+        native.softmax_persons(inputs, rows[:4].view(2, 2) + 2, torch.zeros(2).long(), torch.zeros(2, 2, 3), 1.0)
+    with pytest.raises(ValueError, match="expected"):
+        native.clip_persons(torch.zeros(2, 2, 2), torch.zeros(2, 2, 3), 4, largest_input=1.0, limit=1.0)
     with pytest.raises(ValueError, match="expected"):
         native.box_muller(torch.zeros(4).long(), torch.zeros(4).int(), out=torch.zeros(7))
 

@@ -116,3 +116,27 @@ def test_what_steps_cost():
 def test_steps_that_cannot_be(arguments, message):
     result = run("account", *arguments)
     assert (result.exit_code, message in result.stderr) == (2, True)
+
+
+class TestGroups:
+    ARGUMENTS = ("account", "--sample-rate", "0.05", "--noise-multiplier", "2", "--group", "30")
+
+    def test_what_is_shown_is_never_below_the_bound(self):
+        document = json.loads(run(*self.ARGUMENTS, "--steps", "20", "--steps", "50", "--json").stdout)
+        steps = [privacy.SampledGaussian(sample_rate=0.05, noise_multiplier=2.0, steps=count) for count in (20, 50)]
+        exact = [privacy.group_epsilon([one], 1e-5, 30) for one in steps]
+        assert [one["group_epsilon"] for one in document["groups"]] == exact
+        assert [one["epsilon"] for one in document["groups"]] == [privacy.epsilon([one], 1e-5) for one in steps]
+        rows = run(*self.ARGUMENTS, "--steps", "20", "--steps", "50").stdout.splitlines()
+        (shown,) = (re.findall(r"\d+\.\d+", row) for row in rows if row.startswith("│ ε of 30 records"))
+        assert all(0 <= float(one) - value < 1e-4 for one, value in zip(shown, exact, strict=True))
+
+    def test_budgets_are_those_that_pld_pays_for(self):
+        document = json.loads(run(*self.ARGUMENTS, "--epsilon", "0.001", "--epsilon", "2", "--json").stdout)
+        (one,) = document["groups"]
+        assert one["steps"] == document["budgets"][1]["max_steps"]["pld"]
+        assert one["epsilon"] <= 2 < one["group_epsilon"] <= (one["naive_group_epsilon"] or float("inf"))
+
+    def test_an_absurd_group_is_refused(self):
+        for group in ("0", "-3", "1001"):
+            assert run(*self.ARGUMENTS[:-1], group, "--steps", "5").exit_code != 0

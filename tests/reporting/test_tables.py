@@ -59,6 +59,7 @@ def test_the_summary_of_a_finished_run(tmp_path):
         "noise σ": ["1.1"],
         "clip norm C": ["1"],
         "step size η": ["0.5"],
+        "unit of privacy": ["record"],
         "accountant": ["pld"],
         "δ": ["1e-05"],
         "seed": ["7"],

@@ -137,6 +137,17 @@ class TestRefusals:
         assert done.exit_code == 2
         assert "privacy.max_records was 4 and is 5" in done.stderr
 
+    def test_a_run_does_not_go_on_with_other_persons(self, tmp_path, npz):
+        run(tmp_path / "run", npz, "unit=person")
+        (tmp_path / "run" / "summary.json").unlink()
+        path = tmp_path / "npz" / "a.npz"
+        arrays = dict(np.load(path))
+        arrays["person"][:2] = arrays["person"][:2][::-1]
+        np.savez(path, **arrays)
+        done = alidpfl("run", "--resume", tmp_path / "run")
+        assert done.exit_code == 2
+        assert "clients was" in done.stderr
+
 
 class TestWhatIsTold:
     def test_of_persons(self, tmp_path, npz):

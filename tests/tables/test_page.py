@@ -9,19 +9,19 @@ from tests.runs.command import alidpfl
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "tables.md"
 
 
-def fences(language):
-    return ["\n".join(fence.lines) for fence in documents.fences(PAGE.read_text()) if fence.language == language]
+def fences(language, page=PAGE):
+    return ["\n".join(fence.lines) for fence in documents.fences(page.read_text()) if fence.language == language]
 
 
-def write_tables(folder):
-    """Write the page's tables and its schema into a folder."""
+def write_tables(folder, page=PAGE, schema="schema.toml"):
+    """Write a page's tables and its schema into a folder."""
     here = Path.cwd()
     try:
         os.chdir(folder)
-        exec(fences("python")[0], {})  # noqa: S102 - our own page
+        exec(fences("python", page)[0], {})  # noqa: S102 - our own page
     finally:
         os.chdir(here)
-    (folder / "schema.toml").write_text(fences("toml")[0])
+    (folder / schema).write_text(fences("toml", page)[0])
 
 
 def test_the_whole_page(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from alidpfl.dpsgd.places import GROUPS_IN_A_FAMILY, rounding
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.runs import execute, load_config
 from alidpfl.runs.data import load_data
-from alidpfl.runs.prepare import make_parts
+from alidpfl.runs.prepare import make_parts, prepare
 from alidpfl.runs.tables import gradient_bound, plans_itself, smoothness_bound, with_table_defaults
 from alidpfl.store import RunDirectory
 from alidpfl.tables.held_out import held_out_key
@@ -159,7 +159,7 @@ class TestRun:
             made = pl.read_csv(path, infer_schema=False)
             made.with_columns(patient=pl.int_range(len(made)) // 3).write_csv(path)
         (folder / "schema.toml").write_text('person = "patient"\n' + TOML)
-        assert any("person" in warning for warning in load_data(config(folder)).warnings)
+        assert any("person" in warning for warning in prepare(with_table_defaults(config(folder))).warnings)
 
     def test_settings_of_tables_are_for_tables(self):
         with pytest.raises(ConfigError, match=r"data\.schema_file"):

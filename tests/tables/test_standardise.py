@@ -217,8 +217,9 @@ class TestRun:
     def test_every_client_adds_noise_of_its_own(self, folder, monkeypatch, randomness):
         calls, release = [], noised_sum_of_rows
 
-        def watched(inputs, targets, layout, *, noise_multiplier, random, noise):
+        def watched(inputs, targets, layout, *, noise_multiplier, random, noise, groups, max_records):
             assert (targets, noise, random.is_secure) == (None, "grid", randomness == "secure")
+            assert (groups, max_records) == (None, 1)
             calls.append((len(inputs), layout.sensitivity, noise_multiplier, random.normal(4).tolist()))
             return release(inputs, targets, layout, noise_multiplier=noise_multiplier, random=random, noise=noise)
 

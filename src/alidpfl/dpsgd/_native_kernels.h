@@ -90,9 +90,14 @@ TARGET void NAME(alidpfl_conv)(const conv_shape *s, const float *x, const float 
     restore_denormals(mode);
 }
 
+/* Factor that brings a norm to at most `limit`, and 0 to drop a record: its norm is NaN or above LARGEST_NORM. */
+INLINE float NAME(clip_factor)(double norm, double limit) {
+    const double ratio = limit / norm, most_1 = ratio < 1 ? ratio : 1;
+    return norm <= LARGEST_NORM ? (float)most_1 : 0.0f; /* 0 for NaN */
+}
+
 /* Sum all records' weight gradients. Each is scaled so that its norm together with the `others` (squared norms over the
- * model's other parameters) is at most `limit`. A record with a norm of NaN or above LARGEST_NORM gets a factor of 0.
- * There is no branch on a record's values. */
+ * model's other parameters) is at most `limit`. There is no branch on a record's values. */
 TARGET void NAME(alidpfl_conv_clipped_sum)(const conv_shape *s, const float *x, const float *g, const double *others,
                                            double limit, float *restrict scratch, float *restrict sum, double *norms) {
     const int64_t positions = s->out_height * s->out_width, rows = s->runs_y * s->runs_x * s->run_length;
@@ -102,8 +107,7 @@ TARGET void NAME(alidpfl_conv_clipped_sum)(const conv_shape *s, const float *x, 
             NAME(sample)(s, x + n * s->records * s->sample_size,
                          g + n * s->records * positions * s->channels_out, scratch);
         norms[n] = __builtin_sqrt(others[n] + own);
-        const double ratio = limit / norms[n], most_1 = ratio < 1 ? ratio : 1;
-        const float factor = norms[n] <= LARGEST_NORM ? (float)most_1 : 0.0f; /* 0 for NaN */
+        const float factor = NAME(clip_factor)(norms[n], limit);
         for (int64_t i = 0; i < rows * s->channels_out; i++) sum[i] += factor * scratch[i];
     }
     restore_denormals(mode);
@@ -539,8 +543,7 @@ TARGET void NAME(alidpfl_softmax_persons)(const softmax_shape *s, const float *x
             norms[n] = __builtin_sqrt(NAME(person_gradient)(records, s->features, stride, s->width, x, rows + n * records,
                                                             residuals + n * records * s->width, (NAME(vec) *)vectors,
                                                             own));
-            const double ratio = limit / norms[n], most_1 = ratio < 1 ? ratio : 1;
-            const float factor = norms[n] <= LARGEST_NORM ? (float)most_1 : 0.0f; /* 0 for NaN */
+            const float factor = NAME(clip_factor)(norms[n], limit);
             for (int64_t i = 0; i < size; i++) of_group[i] += factor * (own[i] - own[i] == 0.0f ? own[i] : 0.0f);
         }
         for (int64_t c = 0; c < s->width; c++)
@@ -570,8 +573,7 @@ TARGET void NAME(alidpfl_clip_persons)(const softmax_shape *s, const double *pro
         const double at_least = squared < 0 ? 0 : squared; /* NaN stays NaN */
         const double norm = __builtin_sqrt(at_least + terms * total * total) + rounded * total;
         norms[n] = squared_inputs <= largest_input ? norm : __builtin_inf();
-        const double ratio = limit / norms[n], most_1 = ratio < 1 ? ratio : 1;
-        const float factor = norms[n] <= LARGEST_NORM ? (float)most_1 : 0.0f; /* 0 for NaN */
+        const float factor = NAME(clip_factor)(norms[n], limit);
         for (int64_t i = 0; i < records * classes; i++) {
             const float value = residuals[i];
             residuals[i] = factor * (value - value == 0.0f ? value : 0.0f);

@@ -152,6 +152,9 @@ class PerSampleClipper:
     Conv2d, Embedding, GroupNorm and LayerNorm have their own rules. Any other module with parameters goes through
     torch.func.vmap. A model without per-sample gradients is refused, with the reason and the remedy.
 
+    With `weights` all of this holds for persons instead of records: a person's gradient is the weighted mean of those
+    of her records, and she moves the sum by at most C, however her records cancel.
+
     The model's structure and its set of trained parameters must not change afterwards. Its values are not changed. With
     convolutions, its memory layout becomes channels-last. It runs on the CPU. On CUDA the same code runs without the
     native kernels, and was not tested there.
@@ -176,7 +179,8 @@ class PerSampleClipper:
             model: Any module. Parameters with `requires_grad=False` are frozen.
             loss: Gives one value for each record, from that record alone: no class balancing over the batch, no pairs.
             microbatch_size: Records that go through the model at once. It bounds the memory of activations. Smaller
-                batches are padded to `padded_size(1)`. Above 128, float32 sums round more, and records are clipped
+                batches are padded to `padded_size(1)`. A person is never split: if one has more records than this,
+                hers go through the model together. Above 128, float32 sums round more, and records are clipped
                 lower for that: by 0.4 % at 128 and by 1.6 % at 256.
             max_gradient_bytes: Most memory for per-sample gradients. Those that do not fit are computed twice. Modules
                 without a rule always write out those of `padded_size(1)` records.
@@ -281,7 +285,7 @@ class PerSampleClipper:
         inputs, targets = pad_rows(inputs, size), pad_rows(targets, size)
         by_row = None if weights is None else pad_rows(weights.flatten().to(self._device), size)
         persons = size // records  # with those of the padding
-        recording = Recording(self._units, self._plan_storage(persons), size, records, by_row)
+        recording = Recording(self._units, self._plan_storage(persons), size, records=records, weights=by_row)
         with padded_linear(self._linear_layers):
             losses = recording.run(lambda: self._losses(inputs, targets))
         limit = clip_norm * self._margin(records)

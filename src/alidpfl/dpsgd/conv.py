@@ -36,6 +36,7 @@ def conv2d_gradients(
     inputs: Tensor,
     grad_output: Tensor,
     storage: Storage,
+    *,
     records: int = 1,
 ) -> dict[str, SampleGradients | Deferred]:
     """Apply the rule for Conv2d with any stride, dilation, groups and zero padding. See `layers.LayerRule`."""

@@ -190,12 +190,12 @@ def _orthogonal(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     factors = shares.to(wide.dtype)
     for r in range(wide.shape[1]):
         values[:, : r + 1] += factors[:, r, : r + 1, None] * wide[:, r, None]
-    squared = _norms_of_products(directions, squared_norms(values))
+    squared = _norms_of_products(directions, squared_norms(values.double()))
     return finite(directions), finite(values), squared
 
 
 def _norms_of_products(directions: Tensor, squared_values: Tensor) -> Tensor:
-    """Return a bound of |sum_r q_r v_rᵀ|², the sum of |<q_r, q_s>| |v_r| |v_s|. Its terms have one sign: none cancel."""
+    """Return a bound of |sum_r q_r v_rᵀ|²: the sum of |<q_r, q_s>| |v_r| |v_s|. No terms of it cancel."""
     products, lengths = padded_gram(directions.double()).abs_(), squared_values.sqrt()
     return (products * lengths[:, :, None] * lengths[:, None]).sum(2).sum(1)
 

@@ -1,6 +1,7 @@
 """Rules for per-sample gradients: one for each type of layer, and torch.func.vmap for all other modules."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,13 +26,26 @@ from alidpfl.dpsgd.gradient_forms import (
 from alidpfl.dpsgd.padding import padded_bmm, padded_gram
 from alidpfl.errors import UnsupportedModelError
 
-LayerRule = Callable[[nn.Module, Sequence[str], Tensor, Tensor, Storage, int], dict[str, SampleGradients | Deferred]]
-"""Computes a layer's per-sample gradients, by parameter name.
 
-It takes the layer, the names of its trained parameters, the layer's input (B k, ...), the gradient of the loss with
-respect to its output (B k, ...), what to do with gradients that must be written out, and k: 1, or the number of records
-of each of B persons. A person's records follow one another, and their gradients are added.
-"""
+class LayerRule(Protocol):
+    """Computes a layer's per-sample gradients, by parameter name.
+
+    It takes the layer, the names of its trained parameters, the layer's input (B k, ...), the gradient of the loss with
+    respect to its output (B k, ...), what to do with gradients that must be written out, and k: 1, or the number of
+    records of each of B persons. A person's records follow one another, and their gradients are added.
+    """
+
+    def __call__(
+        self,
+        module: nn.Module,
+        names: Sequence[str],
+        inputs: Tensor,
+        grad_output: Tensor,
+        storage: Storage,
+        *,
+        records: int = 1,
+    ) -> dict[str, SampleGradients | Deferred]:
+        """Return the gradients by parameter name."""
 
 
 def linear_gradients(
@@ -40,6 +54,7 @@ def linear_gradients(
     inputs: Tensor,
     grad_output: Tensor,
     storage: Storage,
+    *,
     records: int = 1,
 ) -> dict[str, SampleGradients | Deferred]:
     """Apply the rule for Linear on (B k, d) or (B k, ..., d). Positions in between are summed over. See `LayerRule`."""
@@ -132,6 +147,7 @@ def embedding_gradients(
     inputs: Tensor,
     grad_output: Tensor,
     storage: Storage,
+    *,
     records: int = 1,
 ) -> dict[str, SampleGradients | Deferred]:
     """Apply the rule for Embedding, see `LayerRule`. A mask of equal tokens adds up the gradients of repeated ones."""
@@ -161,6 +177,7 @@ def norm_gradients(
     inputs: Tensor,
     grad_output: Tensor,
     storage: Storage,
+    *,
     records: int = 1,
 ) -> dict[str, SampleGradients | Deferred]:
     """Apply the rule for GroupNorm and LayerNorm: one small vector for each record. See `LayerRule`."""
@@ -196,6 +213,7 @@ def vmap_gradients(
     names: Sequence[str],
     inputs: tuple[Tensor, ...],
     grad_outputs: tuple[Tensor, ...],
+    *,
     records: int = 1,
 ) -> dict[str, SampleGradients]:
     """Return per-sample gradients of any module, by parameter name. Refuse a module that vmap cannot run.

@@ -109,7 +109,8 @@ def serves_convolution(channels_out: int) -> bool:
 def conv_gradients(shape: ConvShape, inputs: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     """Return per-sample weight gradients (batch, rows, channels out) and squared norms (batch,) from NHWC data.
 
-    With `shape.records` = k above 1, they are the gradients of persons, each the sum over k records in a row. Gradients are made finite, as by `gradient_forms.finite`, after their norms are taken.
+    With `shape.records` = k above 1, they are the gradients of persons, each the sum over k records in a row. Gradients
+    are made finite, as by `gradient_forms.finite`, after their norms are taken.
     """
     _check_convolution(shape, inputs, grad_output)
     weights = torch.empty(shape.batch, shape.rows, shape.channels_out, dtype=torch.float32)

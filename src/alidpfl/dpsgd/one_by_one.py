@@ -133,7 +133,7 @@ class OneByOneClipper:
             self.rehearse(inputs, targets)
         elif is_due and not self._is_softmax:
             self._try_again(inputs, targets)
-        its_rows = rows.view(len(rows), -1).tolist()
+        its_rows = (rows[:, None] if weights is None else rows).tolist()
         with details_withheld(), model_randomness(seed, _CPU), no_buffer_changes(self.model):
             for number, (some, place) in enumerate(zip(its_rows, places.tolist(), strict=True)):
                 each = self._each(inputs, targets, some, seed + place * len(some))

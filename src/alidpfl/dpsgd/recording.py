@@ -79,6 +79,7 @@ class Recording:
         units: Sequence[Unit],
         storage: Mapping[str, Storage],
         batch_size: int,
+        *,
         records: int = 1,
         weights: Tensor | None = None,
     ) -> None:
@@ -171,9 +172,9 @@ class Recording:
         with torch.no_grad():
             if unit.has_rule:
                 rule = RULES[type(unit.module)]
-                found = rule(unit.module, unit.names, inputs[0], grads[0], self._storage[unit.path], records)
+                found = rule(unit.module, unit.names, inputs[0], grads[0], self._storage[unit.path], records=records)
             else:
-                found = vmap_gradients(unit.module, unit.names, inputs, grads, records)
+                found = vmap_gradients(unit.module, unit.names, inputs, grads, records=records)
         prefix = f"{unit.path}." if unit.path else ""
         self.found.update({prefix + name: gradients for name, gradients in found.items()})
 

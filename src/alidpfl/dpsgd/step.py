@@ -39,7 +39,10 @@ class StepSettings:
     learning_rate: float
     """η: the step size."""
     expected_batch_size: float
-    """q n, the divisor, fixed at enrolment, with n records (or persons). The actual batch size is never used: it would be a release of its own."""
+    """q n, the divisor, with n records (or persons), fixed at enrolment.
+
+    The actual batch size is never used: it would be a release of its own.
+    """
     unsafe: frozenset[str] = field(default_factory=frozenset)
     """Protections that are switched off, for baselines without privacy.
 
