@@ -5,7 +5,9 @@ are compared as the steps are.
 """
 
 import json
+import math
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +17,13 @@ import pytest
 import torch
 
 from alidpfl import RunDirectory
+from alidpfl.simulation.runner import Runner
+from alidpfl.tables import read_schema
+from alidpfl.tables.encode import Encoder
+from alidpfl.tables.held_out import held_out_key, held_out_rows
 from tests.features.filter_files import GARMENTS, LEAVES
 from tests.runs.command import alidpfl
-from tests.tables.parts import TOML, table
+from tests.tables.parts import TOML, hospitals, table
 
 from .coupling import Neighbour, Watch
 from .federations import MODELS
@@ -130,6 +136,52 @@ def test_what_a_run_on_standardised_rows_prints_and_leaves_behind(tmp_path, reco
     assert told[0].files == told[1].files
     assert "statistics.safetensors" in told[0].files
     assert told[0].fingerprint != told[1].fingerprint
+
+
+GONE = {"one row": lambda places: places[7:8], "all but one": lambda places: places[1:]}
+"""Which of a client's held-out rows are missing from the second run, by their places."""
+
+
+@pytest.mark.parametrize("gone", GONE)
+@pytest.mark.parametrize("kind", ["class", "number", "labels"])
+def test_held_out_rows_move_the_noised_sums_of_a_run_and_nothing_else(tmp_path, monkeypatch, kind, gone):
+    """The second run goes on from the sums of the first. Each moves by 1 at most for a row that is missing."""
+    files, release = hospitals(tmp_path, (80, 50, 60), kind=kind), Runner.release
+    (tmp_path / "data").mkdir()
+    rows = pl.read_csv(files[0])
+    key, encoder = held_out_key(0), Encoder(read_schema(tmp_path / "schema.toml"))
+    out = GONE[gone](np.flatnonzero(held_out_rows(encoder.encode(files[0], needs_target=True), 0.2, key)))
+    for path in files[1:]:
+        shutil.copy(path, tmp_path / "data")
+    sums, told, moved = {}, [], []
+
+    def released(runner, params, plan):
+        found = release(runner, params, plan)
+        before = sums.setdefault((plan.client, plan.number), (plan, found))
+        assert plan == before[0]
+        difference = np.linalg.norm(found.values.astype(np.float64) - before[1].values)
+        moved.append((plan.client, difference / (1 + plan.noise_multiplier / 256 * math.sqrt(len(found.values)))))
+        return before[1]
+
+    monkeypatch.setattr(Runner, "release", released)
+    settings = {"evaluation.private": "true", "evaluation.releases": 3, "model.name": '"linear"'}
+    for places in ([], out):
+        rows.filter(~np.isin(np.arange(len(rows)), places)).write_csv(tmp_path / "data" / files[0].name)
+        run = tmp_path / str(len(places)) / "run"
+        told.append(_run(run, tmp_path / "data", "table", settings))
+        told[-1] = (told[-1].printed, told[-1].files, *(_shown(run, *more) for more in ([], ["--json"])))
+    assert told[0] == told[1]
+    assert len(moved) == 2 * len(sums) > 6
+    assert json.loads(told[0][1]["metrics.jsonl"].splitlines()[-1])["metrics"]  # not all drown in noise
+    own = sorted(path.name for path in files).index(files[0].name)
+    assert max(norm for client, norm in moved if client != own) == 0
+    assert 0 < max(norm for _, norm in moved) <= len(out)
+
+
+def _shown(out: Path, *more: str) -> str:
+    result = alidpfl("show", out, *more)
+    assert result.exit_code == 0, result.stderr
+    return re.sub(r'"(seconds|slowest_round)": [\d.e-]+', "TIME", _plain(result.stdout, out))
 
 
 def _texts(size: int, seed: int) -> list[dict[str, str]]:

@@ -194,6 +194,12 @@ def softmax_scores(inputs: Tensor, rows: Tensor, weights: Tensor, records: int =
     """Return scores (B, width) of rows of inputs (n, features) by weights (features, width), and products of the rows.
 
     The products are the squared norms (B,), or with k records in a row for each person (B / k, k, k).
+
+    Args:
+        inputs: (n, features) float32.
+        rows: (B,) rows of the batch, person by person.
+        weights: (features, width) float32.
+        records: k, the number of rows of each person; 1 at record level.
     """
     features, width = weights.shape
     _check_rows(inputs, rows, features)
