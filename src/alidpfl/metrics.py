@@ -54,7 +54,7 @@ class Measures:
     For `calibration`, where such a model has none, it is the error that chance gives to exact probabilities.
     """
     intervals: Mapping[str, Interval] = field(default_factory=dict)
-    """95 % intervals: what other records of the same kind could have given."""
+    """95 % intervals: what other records of the same kind could have given, and other noise if there is noise."""
     calibration: tuple[CalibrationBin, ...] = ()
     """The calibration curve of a class task."""
 

@@ -63,7 +63,7 @@ def test_intervals_cover_the_truth_at_their_rate(task, repetitions, least):
     """Of 200 intervals at 95 %, 173 or fewer cover with probability 1e-5: sampling and noise are of equal size here."""
     random, expected, covered = np.random.default_rng(1), truth(task), Counter()
     for _ in range(repetitions):
-        found = estimate(evaluated(task, random, 4000, noise=2.9))
+        found = estimate(evaluated(task, random, 12_000 if task == "number" else 4000, noise=2.9))
         assert set(found.intervals) == METRICS[task]
         for name, (low, high) in found.intervals.items():
             covered[name] += low <= expected[name] <= high
@@ -89,6 +89,25 @@ def test_what_noise_hides_is_left_out():
     few = estimate(noised(query("two classes"), (outputs, targets), np.random.default_rng(1), noise=0.6))
     assert "accuracy" in few.values
     assert "auc" not in few.values
+
+
+@pytest.mark.parametrize(("task", "errors"), [("number", ("mae", "rmse")), ("two classes", ("log_loss", "brier"))])
+def test_an_error_that_noise_hides_is_left_out_and_not_zero(task, errors):
+    """A noised sum of errors may be negative. Clamped to 0, it would look like the best of all models."""
+    random, records, found = np.random.default_rng(4), population(task, np.random.default_rng(0), 1000), []
+    for noise in (1.0, 8.0):  # with the first, most are clear of their noise
+        found += [estimate(noised(query(task), records, random, noise=noise)) for _ in range(200)]
+    for name in errors:
+        shown = [(one.values[name], one.intervals[name][0]) for one in found if name in one.values]
+        assert all(value > low >= 0 for value, low in shown)
+        assert 0 < len(shown) < len(found)
+
+
+def test_an_error_that_is_clear_of_its_noise_is_shown():
+    outputs = population("number", np.random.default_rng(0), 20_000)
+    for seed in range(20):
+        found = estimate(noised(query("number"), outputs, np.random.default_rng(seed), noise=3.0))
+        assert set(found.values) == METRICS["number"]
 
 
 def test_new_edges_share_the_scores_equally():

@@ -15,6 +15,7 @@ from alidpfl.runs import execute, load_config
 from alidpfl.store import RunDirectory
 from reproduction.grid import cells, load_grid
 from tests.reporting.conftest import SETTINGS, command
+from tests.reporting.runs import SUMMARY, make_run
 from tests.reproduction.made import made_result
 
 
@@ -118,6 +119,13 @@ def test_the_split_is_shown_of_public_data_only(tmp_path):
     text = (tmp_path / "own.html").read_text()
     assert RunSnapshot.load(tmp_path / "own").facts()["clients"] == 2  # as the files say, not the configuration
     assert 'class="heat"' not in text  # label counts are the clients' own
+
+
+def test_the_intervals_are_said_to_cover_noise(tmp_path):
+    """Those of an evaluation with noise cover sampling and noise."""
+    summary = {**SUMMARY, "metrics": {"auc": 0.8}, "intervals": {"auc": [0.7, 0.9]}}
+    page = report_page([RunSnapshot.load(make_run(tmp_path / "run", summary=summary))], [])
+    assert "If the evaluation has noise, it covers that too" in page
 
 
 def test_all_metrics_have_intervals_and_trivial_values(browser, report, runs):

@@ -20,7 +20,7 @@ from alidpfl.releases.queries import Array, EvaluationQuery
 
 _NORMAL = float(special.ndtri(0.975))  # of a 95 % interval
 _CLEAR = 5.0  # standard deviations of its noise that a count must have to be divided by
-_SHOWN = 3.0  # the same for a bin of the calibration curve
+_SHOWN = 3.0  # the same for a sum of errors, and for a bin of the calibration curve
 _EMPTY = 2.0  # bins with fewer are taken for empty when new edges are chosen
 _BINS = 10
 _LEAST_EDGES = 4
@@ -140,7 +140,10 @@ def _scored(noised: NoisedSums) -> dict[str, _Found | None]:
 
 
 def _losses(noised: NoisedSums, shares: Array) -> dict[str, _Found | None]:
-    """Return log loss and Brier score. Their spread between records follows from the histograms of scores."""
+    """Return log loss and Brier score, if they are clear of noise.
+
+    Their spread between records follows from the histograms of scores.
+    """
     query, noise, count = noised.query, noised.noise["losses"], noised.sums["counts"][0]
     if query.task == "class":
         entropy, impurity = float(special.entr(shares).sum()), float((shares * (1 - shares)).sum())
@@ -153,7 +156,8 @@ def _losses(noised: NoisedSums, shares: Array) -> dict[str, _Found | None]:
     for place, (name, factor, trivial) in enumerate(
         (("log_loss", query.largest_loss, entropy), ("brier", scale, impurity))
     ):
-        total = float(noised.sums["losses"][place])
+        if (total := float(noised.sums["losses"][place])) < _SHOWN * noise:
+            continue  # a noised sum may be negative, and 0 would look like the best of all models
         mean = float(np.clip(total / count, 0, 1))
         most = mean * (1 - mean)  # Bhatia & Davis: no variable between 0 and 1 has more
         spread = min(most, max(0.0, _second_moment(noised, name) - mean**2))
@@ -277,10 +281,11 @@ def _numbers(noised: NoisedSums, unit: float) -> dict[str, _Found | None]:
     mean = y / count
     variance = y2 / count - mean**2
     spread = unit * query.half * math.sqrt(max(0.0, variance))
-    found: dict[str, _Found | None] = {
-        "mae": _Found(scale * mae, scale**2 * of_mae, None, 0, scale),
-        "rmse": _Found(scale**2 * mse, scale**4 * of_mse, spread, 0, scale**2, is_squared=True),
-    }
+    found: dict[str, _Found | None] = {}
+    if error > _SHOWN * noise:
+        found["mae"] = _Found(scale * mae, scale**2 * of_mae, None, 0, scale)
+    if error2 > _SHOWN * noise:
+        found["rmse"] = _Found(scale**2 * mse, scale**4 * of_mse, spread, 0, scale**2, is_squared=True)
     if variance * count > _CLEAR * noise * math.sqrt(1 + 4 * mean**2):
         ratio = (query.largest_error / query.half) ** 2
         unexplained = ratio * mse / variance

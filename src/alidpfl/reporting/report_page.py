@@ -151,8 +151,9 @@ def _metrics(snapshots: Sequence[RunSnapshot]) -> ResultTable | None:
             trivial = UNKNOWN if metric.baseline is None else metric_text(name, metric.baseline)
             rows.append([name, run, metric_text(name, metric.value), " to ".join(ends) or UNKNOWN, trivial])
     caption = (
-        "The interval is what other records of the same kind could have given. It knows nothing of other seeds. The "
-        "trivial model ignores the inputs; for calibration, it is the error that chance gives to exact probabilities."
+        "The interval is what other records of the same kind could have given. If the evaluation has noise, it covers "
+        "that too. It does not cover other seeds. The trivial model ignores the inputs; for calibration, it is the "
+        "error that chance gives to exact probabilities."
     )
     head = ["metric", "run", "value", "95 % interval", "trivial model"]
     return ResultTable(title="All metrics on the test set", head=head, rows=rows, caption=caption) if rows else None
