@@ -14,7 +14,7 @@ SET_UP_FLOWER := $(VENV)/.set-up-flower
 
 .PHONY: help run demo-flower test lint types contracts unit test-slow nightly fuzz soak audit-dependencies mutants bench \
 	bench-round bench-accounting bench-grid bench-features bench-tables bench-softmax bench-flower bench-timing \
-	bench-clinical docs site format clean
+	bench-clinical bench-persons docs site format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -90,6 +90,9 @@ bench-features: $(SET_UP) ## Measure only the fixed image features
 
 bench-tables: $(SET_UP) ## Measure how fast tables are read, and in how much memory
 	$(BIN)/python -m benchmarks.tables --only speed
+
+bench-persons: $(SET_UP) ## Measure only a step by person against a step by record
+	$(BIN)/python -m benchmarks.persons
 
 bench-softmax: $(SET_UP) ## Measure only a DP step of softmax regression
 	$(BIN)/python -m benchmarks.softmax

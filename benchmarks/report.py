@@ -8,6 +8,7 @@ DOCS = Path(__file__).parent.parent / "docs" / "reference" / "benchmarks.md"
 _COMMANDS = {
     "against": "python -m benchmarks.against FOLDER",
     "flower": "make bench-flower",
+    "persons": "make bench-persons",
     "timing": "make bench-timing",
     "tables": "make bench-tables",
     "clinical": "make bench-clinical",
