@@ -58,7 +58,8 @@ _MEANINGS = {
     "pe_dpfl.draws": "Perturbations for each step; 1 or more.",
     "pe_dpfl.variant": "`dpsgd`: noise on every step. `output`: plain SGD, and noise on a round's whole update.",
     "ali.pace_limit": "τ is at most this multiple of ⌈steps left / rounds left⌉; 1 or more.",
-    "corrected.bound": '"B" holds for η ≤ 1/(2L), "A" for η ≤ 1/(2μ). For a larger η, τ is the even pace.',
+    "corrected.bound": "The [bound](../explanation/theory.md) that chooses τ. `B` holds for η ≤ 1/(2L), `A` for η ≤ "
+    "1/(2μ). For a larger η, τ is the even pace.",
     "corrected.strong_convexity": "μ, at most L. Default: L/100.",
     "corrected.initial_distance": "‖w₀ − w*‖. Default: C/μ.",
     "corrected.dissimilarity": "ζ. Default: min(C, √(2LΓ)).",

@@ -155,7 +155,8 @@ class ModelSection(_Section):
     hidden: int = _setting(128, "`mlp`: width of its hidden layer.", ge=1, le=100_000)
     frequencies: int = _setting(
         6,
-        "`scatter_linear`: keep the coefficients whose row and column frequencies add up to at most this number.",
+        "`scatter_linear`: the features are coefficients of a cosine transform (DCT-II) of filtered images. Those "
+        "whose row and column frequencies add up to at most this number are kept.",
         ge=0,
     )
     upright: bool = _setting(False, "`scatter_linear`: centre every image and set it upright first, for handwriting.")
@@ -287,9 +288,9 @@ class FederationSection(_Section):
     )
     max_client_weight: float | None = _setting(
         None,
-        "Cap on one client's share of the average: a larger share is cut to it, and the others get the rest. A round "
-        "does not count if too few clients answer for the cap to hold, which is fewer than two for 0.5. Default: no "
-        "cap. `alidpfl flower init` writes 0.5, because a node states its own size.",
+        "Cap on one client's share of the average: a larger share is cut to it, and the others get the rest. Shares "
+        "add up to 1, so with a cap of 0.5 at least two clients must answer. A round with fewer does not count. "
+        "Default: no cap. `alidpfl flower init` writes 0.5, because a node states its own size.",
         gt=0,
         le=1,
     )
