@@ -145,10 +145,10 @@ PERSONS = ("privacy.unit=person", "privacy.max_records=2")
 
 
 @pytest.mark.usefixtures("no_waiting")
-@pytest.mark.parametrize("kind", ["class", "number"])
-def test_the_run_over_vaults_of_persons_is_the_simulated_one(tmp_path, link, kind):
+@pytest.mark.parametrize(("kind", "times"), [("class", 3), ("number", 24)])  # noise hides the errors of few numbers
+def test_the_run_over_vaults_of_persons_is_the_simulated_one(tmp_path, link, kind, times):
     """It trains, standardises numbers, and evaluates by person."""
-    files = hospitals(tmp_path, [3 * size for size in SIZES], kind=kind, has_persons=True)
+    files = hospitals(tmp_path, [times * size for size in SIZES], kind=kind, has_persons=True)
     schema = read_schema(tmp_path / "schema.toml")
     private = settings_of(tmp_path, *PERSONS, "evaluation.private=true", files=files)
     simulated = execute(private, tmp_path / "simulated")
@@ -166,7 +166,7 @@ def test_the_run_over_vaults_of_persons_is_the_simulated_one(tmp_path, link, kin
     assert "all records of a person" in told["protects"]
     for number, path in enumerate(files):
         persons = set(pl.read_csv(path)["patient"])
-        assert status(tmp_path / f"vault-{number}")["num_records"] < len(persons) <= 3 * SIZES[number] // 2
+        assert status(tmp_path / f"vault-{number}")["num_records"] < len(persons) <= times * SIZES[number] // 2
     assert [len(data) for data in simulation_data(private, load_data(private)).groups] == [
         nodes.nodes[node].info()["num_records"] for node in NODE_IDS
     ]
