@@ -31,7 +31,7 @@ from alidpfl.privacy import PrivacyBudget, SampledGaussian
 from alidpfl.registry import ACCOUNTANTS
 from alidpfl.simulation import Simulation, SimulationData
 from alidpfl.simulation.checks import gives_probabilities
-from alidpfl.types import NoiseKind, Unit, loss_for
+from alidpfl.types import LARGEST_MAX_RECORDS, NoiseKind, Unit, loss_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Privacy:
             raise ConfigError(f'max_records={self.max_records!r} is for unit="person"; set that too, or leave it out')
         if self.unit == "person":
             found = DEFAULT_MAX_RECORDS if self.max_records is None else self.max_records
-            object.__setattr__(self, "max_records", checks.whole("max_records", found, low=1))
+            object.__setattr__(self, "max_records", checks.whole("max_records", found, low=1, high=LARGEST_MAX_RECORDS))
 
     @classmethod
     def plan(

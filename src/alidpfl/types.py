@@ -90,6 +90,8 @@ NoiseKind: TypeAlias = Literal["gaussian", "grid"]
 """Floating-point Gaussian noise, or whole numbers on a grid: exact, but slower (docs/explanation/floating-point.md)."""
 Unit: TypeAlias = Literal["record", "person"]
 """What ε protects: each record, or all records of a person at one client."""
+LARGEST_MAX_RECORDS = 10_000
+"""The largest k, the most records of a person in a step. Rounding takes 60 % of the clip norm there."""
 AccountantName: TypeAlias = Literal["pld", "rdp", "rdp-paper"]
 """Accountants that a vault offers; `pld` is the tightest."""
 AccountingKind: TypeAlias = Literal["planned", "filter"]

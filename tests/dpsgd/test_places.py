@@ -158,3 +158,36 @@ def test_places_must_ascend_on_the_grid_too(wrong):
 def test_softmax_regression_clips_low_enough():
     """Its groups of 64 are added one after the other in double: 8 million records in 125,000 groups, twice."""
     assert rounding(64, 1) + 2 * 8e6 * 125_000 * 2.0**-53 <= 1 - _MARGIN
+
+
+def test_rounding_never_takes_all_of_the_clip_norm():
+    """With a larger micro-batch, or more records of a person, records would be clipped to 0 or to a negative norm."""
+    assert rounding(1024, GROUPS_IN_A_FAMILY) < 0.3
+    with pytest.raises(ConfigError, match="microbatch_size=1025"):
+        PerSampleClipper(nn.Linear(2, 3), microbatch_size=1025)
+    assert all(rounding(size, GROUPS_IN_A_FAMILY, records=10_000) < 0.7 for size in (1, 1024))
+    x, y = torch.ones(1, 2), torch.zeros(1, dtype=torch.int64)
+    rows, weights = torch.zeros(1, 10_001, dtype=torch.int64), torch.zeros(1, 10_001)
+    weights[0, 0] = 1.0
+    for make in (PerSampleClipper, SoftmaxClipper):
+        with pytest.raises(ConfigError, match="10001 must be between 1 and 10000"):
+            make(nn.Linear(2, 3, bias=False)).clipped_sum(x, y, clip_norm=1.0, seed=0, rows=rows, weights=weights)
+
+
+@given(st.integers(1, 1024), st.sampled_from([None, 1, 2, 50]))
+@settings(deadline=None, max_examples=20)
+def test_one_unit_is_clipped_whatever_the_micro_batch(size, records):
+    model = nn.Linear(2, 3)
+    nn.init.zeros_(model.weight)
+    clipper = PerSampleClipper(model, microbatch_size=size)
+    x, y = torch.full((50, 2), 1e3), torch.zeros(50, dtype=torch.int64)
+    drawn = (
+        {"rows": torch.arange(1)}
+        if records is None
+        else {
+            "rows": torch.arange(records)[None],
+            "weights": torch.full((1, records), 1 / records),
+        }
+    )
+    found = clipper.clipped_sum(x, y, clip_norm=0.5, seed=0, **drawn)
+    assert 0 < norm(found.gradients) <= 0.5

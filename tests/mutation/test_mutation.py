@@ -1,6 +1,9 @@
 """The mutants fit the code, cover the known bugs, and a hunt reports what it finds."""
 
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,22 @@ def test_a_mutant_fits_the_code_and_names_its_tests(mutant):
     if mutant.file.endswith(".py"):
         compile(changed, mutant.file, "exec")  # a bug that does not compile proves nothing about the tests
     assert all((ROOT / test.partition("::")[0]).exists() for test in mutant.tests.split())
+
+
+def test_no_mutant_reads_a_name_that_is_not_there(tmp_path):
+    """The code under test withholds errors. A mutant that dies of a NameError would look like one that was noticed."""
+    names = {}
+    for number, mutant in enumerate(MUTANTS):
+        if mutant.file.endswith(".py"):
+            text = (ROOT / mutant.file).read_text()
+            names[f"of {mutant.file}".replace("/", " ")] = text
+            names[f"mutant {number}.py"] = mutant.applied(text)
+    for name, text in names.items():
+        (tmp_path / name).write_text(text)
+    ruff = [str(Path(sys.executable).parent / "ruff"), "check", "--isolated", "--select", "F821", "--no-cache"]
+    done = subprocess.run([*ruff, "--output-format", "json", tmp_path], capture_output=True, text=True, check=False)
+    found = {Path(one["filename"]).name for one in json.loads(done.stdout)}
+    assert found == set(), [MUTANTS[int(name[7:-3])].name for name in found if name.startswith("mutant ")]
 
 
 def test_every_known_bug_is_a_mutant():

@@ -10,7 +10,8 @@ from safetensors import safe_open
 
 from alidpfl.config import load_config
 from alidpfl.errors import ConfigError, DataError
-from alidpfl.privacy import PrivacyBudget, SampledGaussian, group_epsilon
+from alidpfl.privacy import GaussianFilter, PrivacyBudget, SampledGaussian, group_epsilon
+from alidpfl.privacy.gaussian_dp import gaussian_epsilon
 from alidpfl.reporting import RunSnapshot
 from alidpfl.reporting.report_page import caveats, report_page
 from alidpfl.runs.auto_plan import planned
@@ -176,6 +177,16 @@ class TestWhatIsTold:
         assert "ε of 30 records" in done.stdout
         page = caveats(RunSnapshot.load(tmp_path / "run"))
         assert any("30 records of one person have ε = " in caveat for caveat in page)
+
+    def test_of_persons_who_may_be_held_out(self, tables):
+        """All rows of a person are in one part. Here those that are held out cost more than those that are trained."""
+        config = load_config(overrides=[*tables, "sample_rate=1", "noise_multiplier=2.2", "randomness=secure"])
+        prepared = prepare(config)
+        of_training = prepared.federation._ledger.group_epsilon(30)
+        of_evaluations = GaussianFilter.for_budget(config.budget, config.privacy.accountant).noise_multiplier
+        expected = gaussian_epsilon(30 / of_evaluations, config.budget.delta)
+        assert prepared.group_epsilon["30"] == pytest.approx(expected, rel=1e-9)
+        assert of_training < 0.7 * expected
 
     def test_of_records_alone(self, tmp_path):
         settings = ("data.name=synthetic", "data.clients=3", *QUICK)

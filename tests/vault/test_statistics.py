@@ -5,15 +5,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from alidpfl.data.table_sums import noised_sum_of_rows
 from alidpfl.dpsgd.step import noise_grid
-from alidpfl.federation.client import release_stream
+from alidpfl.federation.client import ClientData, release_stream
 from alidpfl.privacy import GaussianRelease, PrivacyBudget, max_steps
 from alidpfl.releases.queries import StatisticsQuery
 from alidpfl.tables.encode import Encoder
 from alidpfl.tables.standardise import RowStandardiser
 from alidpfl.tables.statistics import Layout
+from alidpfl.vault import training
 from alidpfl.vault.folder import status
 from alidpfl.vault.messages import (
     STANDARDISER,
@@ -180,6 +182,16 @@ class TestStandardisedRounds:
         with opened(table_vault(tmp_path, ROWS, **OPEN)) as vault:
             _, found = decode_answer(vault.answer(self.content(vault, mean=-scale / 2, scale=scale)))
             assert all(np.isfinite(array).all() for array in found.values())
+
+    def test_no_denormal_is_computed_with(self):
+        """A server that scales rows to denormals could tell by the time which rows are there."""
+        tiny = RowStandardiser(mean=np.zeros(2, np.float32), scale=np.full(2, 1e-20, np.float32), bound=1.0)
+        rows = torch.full((3, 2), 1e-20)
+        assert (tiny.rows(rows.numpy()) > 0).all()
+        assert not training._moved(rows, tiny).any()
+        assert not training._Standardised(nn.Identity(), tiny)(rows).any()
+        data = training._prepared(ClientData(inputs=rows, targets=rows, rows=torch.arange(3)), tiny)
+        assert not data.prepare(rows).any()
 
     @pytest.mark.parametrize(
         ("weights", "code"),

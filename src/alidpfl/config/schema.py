@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.checks import as_bytes, as_seconds
 from alidpfl.registry import ACCOUNTANTS, AGGREGATIONS, DATASETS, LOSSES, METHODS, MODELS, POLICIES, Registry
-from alidpfl.types import NoiseKind, Release, Unit
+from alidpfl.types import LARGEST_MAX_RECORDS, NoiseKind, Release, Unit
 
 if TYPE_CHECKING:
     from alidpfl.privacy import PrivacyBudget
@@ -196,7 +196,7 @@ class PrivacySection(_Section):
         "k, for `unit` = `person`: the most records of a person in a step, drawn afresh in every step. Default: "
         f"{DEFAULT_MAX_RECORDS}.",
         ge=1,
-        le=10_000,
+        le=LARGEST_MAX_RECORDS,
         example=3,
     )
     sample_rate: float = _setting(0.04, "q: probability that a record (or person) joins a batch.", ge=1e-9, le=1)

@@ -17,6 +17,8 @@ ROW_LEVEL = (
 """The warning of a run that protects records though its data have persons."""
 
 _KINDS = "iuUT"  # whole numbers and texts, also numpy's own variable-width texts
+_MISSING = ("", "na", "nan", "nat", "none", "null", "<na>")
+"""What a missing name becomes where names are made texts. Those who have it would all be one person."""
 
 
 def person_numbers(values: Any, count: int, what: str) -> Tensor:
@@ -24,6 +26,7 @@ def person_numbers(values: Any, count: int, what: str) -> Tensor:
 
     Args:
         values: (count,) whole numbers or texts that name the person of each record: a tensor, array, list or series.
+            Spaces around a text do not count.
         count: number of records.
         what: begins the errors, such as "client 0: groups".
 
@@ -41,8 +44,13 @@ def person_numbers(values: Any, count: int, what: str) -> Tensor:
             f"{what} has type {names.dtype}; name each person by a whole number or a text, none of them missing, such "
             "as astype('int64') or astype(str)"
         )
-    if names.dtype.kind not in "iu" and bool((names == "").any()):
-        raise DataError(f"{what} is empty in some records; name the person of every record")
+    if names.dtype.kind not in "iu":
+        names = np.strings.strip(names)
+        if bool(np.isin(np.strings.lower(names), _MISSING).any()):
+            raise DataError(
+                f"{what} is empty or missing in some records; name the person of every record. Texts such as 'nan', "
+                "'NA' and 'None' count as missing"
+            )
     return torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
 
 
@@ -53,12 +61,12 @@ def _array(values: Any, what: str) -> NDArray[Any]:
     elif is_frame(values):
         values = values.to_numpy()
     try:
-        array = np.asarray(values)
+        array = np.asarray(values, None if hasattr(values, "dtype") else object)  # else [1, "a"] becomes ["1", "a"]
+        if array.dtype != object:
+            return array
+        kinds = {np.asarray(value).dtype.kind for value in array.flat}
+        if len(kinds) == 1 and kinds != {"O"}:
+            return np.asarray(array.tolist())
     except (TypeError, ValueError, RuntimeError):  # its text may quote names
         raise DataError(f"{what} cannot be made into an array; give one person for each record") from None
-    if array.dtype != object:
-        return array
-    kinds = {type(value) for value in array.flat}
-    if kinds in ({str}, {int}):
-        return np.asarray(array.tolist())
     raise DataError(f"{what} has names of several types, or some are missing; use texts alone, or whole numbers alone")

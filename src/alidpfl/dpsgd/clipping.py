@@ -22,6 +22,7 @@ from alidpfl.dpsgd.recording import Recording, find_units
 from alidpfl.dpsgd.relu_pool import join_relu_and_pool
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.inputs import checks
+from alidpfl.types import LARGEST_MAX_RECORDS
 
 Rows = Tensor | None
 """(B,) int64 numbers of a batch's records, or None for all. At person level (B, k)."""
@@ -34,6 +35,8 @@ SAFETY = 1 - 1e-6
 _SUM_TOLERANCE = 1e-4  # of the weights of a person, in float32
 _LEAST_GROUP = 128  # smaller micro-batches round less, but clip no higher: results must not depend on their size
 SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-6, 1e6  # float32 is precise in this range
+# Within these limits, rounding takes at most 60 % of C. Far beyond them it would take more than all of it.
+_LARGEST_MICROBATCH = 1024
 
 
 def check_clip_norm(clip_norm: float) -> None:
@@ -137,6 +140,7 @@ def check_weights(rows: Rows, weights: Tensor) -> Tensor:
     """Return the rows of persons (B, k). Raise ConfigError unless the weights fit. The message quotes no data."""
     if rows is None or rows.dim() != 2 or rows.shape != weights.shape or rows.shape[1] < 1:  # noqa: PLR2004
         raise ConfigError("with weights, rows and weights must have one shape (persons, records of each)")
+    checks.whole("records of each person", rows.shape[1], low=1, high=LARGEST_MAX_RECORDS)
     values = weights.numpy(force=True)
     is_mean = bool((values >= 0).all() and (abs(values.sum(1) - 1) <= _SUM_TOLERANCE).all())
     if weights.dtype != torch.float32 or not is_mean:
@@ -181,7 +185,7 @@ class PerSampleClipper:
             microbatch_size: Records that go through the model at once. It bounds the memory of activations. Smaller
                 batches are padded to `padded_size(1)`. A person is never split: if one has more records than this,
                 hers go through the model together. Above 128, float32 sums round more, and records are clipped
-                lower for that: by 0.4 % at 128 and by 1.6 % at 256.
+                lower for that: by 0.4 % at 128 and by 1.6 % at 256. At most 1024, where it would be 25 %.
             max_gradient_bytes: Most memory for per-sample gradients. Those that do not fit are computed twice. Modules
                 without a rule always write out those of `padded_size(1)` records.
         """
@@ -189,7 +193,7 @@ class PerSampleClipper:
             raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
         if not callable(loss):
             raise ConfigError(f"loss={loss!r} must be a function of outputs and targets")
-        checks.whole("microbatch_size", microbatch_size, low=1)
+        checks.whole("microbatch_size", microbatch_size, low=1, high=_LARGEST_MICROBATCH)
         checks.whole("max_gradient_bytes", max_gradient_bytes)
         check_model(model)
         check_modes(model)

@@ -12,6 +12,7 @@ from torch import Tensor
 from alidpfl.dpsgd.randomness import RandomStream, check_stream
 from alidpfl.errors import ConfigError, DataError
 from alidpfl.inputs import checks
+from alidpfl.types import LARGEST_MAX_RECORDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class Groups:
             records has them again, with weight 0, so that every person takes the same work.
         """
         check_stream(random)
-        checks.whole("max_records", max_records, low=1)
+        checks.whole("max_records", max_records, low=1, high=LARGEST_MAX_RECORDS)
         first, sizes = self.offsets[persons], self.offsets[persons + 1] - self.offsets[persons]
         drawn = sizes.clamp(max=max_records)
         uniform = random.uniform(len(persons) * max_records).view(len(persons), max_records)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from alidpfl.federation.settings import Evaluation
-from alidpfl.privacy import GaussianFilter, PrivacyBudget, epsilon
+from alidpfl.privacy import GaussianFilter, GaussianRelease, PrivacyBudget, epsilon, group_epsilon
 from alidpfl.releases.estimates import NoisedSums, estimate, next_edges
 from alidpfl.releases.queries import EvaluationQuery, Released, ReleasePlan
 from alidpfl.types import ClientId, HeldOutFacts
@@ -55,6 +55,11 @@ class PrivateEvaluation:
     def epsilon(self) -> float:
         """ε that every client's held-out records have spent so far."""
         return epsilon(self._filter.mechanisms, self._budget.delta, self._accountant)
+
+    def group_epsilon(self, group: int) -> float:
+        """Return ε of so many held-out records of one client at once, if all evaluations take place."""
+        whole = GaussianRelease(noise_multiplier=self._filter.noise_multiplier)
+        return group_epsilon([whole], self._budget.delta, group)
 
     def plans(self, rounds_done: int, *, is_last: bool) -> list[ReleasePlan]:
         """Charge an evaluation and return what to ask of each client; nothing if none is due or paid for.

@@ -124,6 +124,13 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
     if dataset is not None:
         engine.evaluator = _evaluator(config, dataset, model, parts.method)
     limits = {client: member.most_steps for client, member in enumerate(members)}
+    evaluation = private_evaluation(
+        config,
+        task.kind,
+        task.num_outputs,
+        clients=_evaluated(config, members, has_public_data=dataset is not None),
+        unit=1.0 if encoder is None else target_unit(encoder.schema),
+    )
     federation = Federation(
         model=model,
         engine=engine,
@@ -133,13 +140,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         ledger=ledger,
         settings=replace(make_settings(config, shows_private_data=False), client_limits=limits),
         server_settings=parts.server_settings,
-        private_evaluation=private_evaluation(
-            config,
-            task.kind,
-            task.num_outputs,
-            clients=_evaluated(config, members, has_public_data=dataset is not None),
-            unit=1.0 if encoder is None else target_unit(encoder.schema),
-        ),
+        private_evaluation=evaluation,
     )
     for warning in (warnings := _unit_warnings(config, encoder)):
         tell(f"warning: {warning}")
@@ -155,7 +156,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         uncovered=uncovered_signals(parts.policy, parts.method),
         weakness=config.budget.weakness(max(member.num_records for member in members), config.privacy.unit),
         warnings=warnings,
-        group_epsilon=group_epsilons(parts.ledger) if warnings else {},
+        group_epsilon=group_epsilons(parts.ledger, evaluation) if warnings else {},
         encoder=encoder,
         statistics={} if engine.standardiser is None else tensors_of(engine.standardiser),
         records="in vaults",

@@ -170,6 +170,9 @@ def prepare(
         loss=loss,
         on_share=on_share,
     )
+    evaluation = private_evaluation(
+        config, dataset.kind, dataset.num_outputs, clients=range(len(data.held_out)), unit=data.unit
+    )
     federation = Federation(
         model=model,
         engine=engine if wrap is None else wrap(engine),
@@ -181,9 +184,7 @@ def prepare(
         server_settings=parts.server_settings,
         bytes_before=exchanged,
         client_names=dataset.client_names,
-        private_evaluation=private_evaluation(
-            config, dataset.kind, dataset.num_outputs, clients=range(len(data.held_out)), unit=data.unit
-        ),
+        private_evaluation=evaluation,
     )
     return Prepared(
         dataset=dataset,
@@ -195,7 +196,7 @@ def prepare(
         uncovered=(*uncovered, *uncovered_signals(parts.policy, parts.method)),
         weakness=config.budget.weakness(max(data.sizes), config.privacy.unit),
         warnings=(*dataset.warnings, *unit_warnings(config, dataset), *_warnings(config, data.sizes)),
-        group_epsilon=group_epsilons(parts.ledger) if unit_warnings(config, dataset) else {},
+        group_epsilon=group_epsilons(parts.ledger, evaluation) if unit_warnings(config, dataset) else {},
         encoder=dataset.encoder,
         records=config.data.name,
         randomness=config.run.randomness,
@@ -204,11 +205,15 @@ def prepare(
     )
 
 
-def group_epsilons(ledger: Ledger) -> dict[str, float]:
-    """Return ε of groups of records. A ledger for noise that depends on outputs has no bound, so it gives none."""
+def group_epsilons(ledger: Ledger, evaluation: PrivateEvaluation | None) -> dict[str, float]:
+    """Return ε of groups of records of one person. A ledger for noise that depends on outputs has no bound: no entry.
+
+    Either all records of a person are held out, or none. So the larger of both accounts holds.
+    """
     if not isinstance(ledger, PlannedLedger):
         return {}
-    found = {str(group): ledger.group_epsilon(group) for group in GROUPS}
+    accounts = [ledger.group_epsilon, *([] if evaluation is None else [evaluation.group_epsilon])]
+    found = {str(group): max(epsilon_of(group) for epsilon_of in accounts) for group in GROUPS}
     return {group: value for group, value in found.items() if value < math.inf}
 
 

@@ -23,7 +23,7 @@ from alidpfl.tables.encode import Encoder
 from alidpfl.tables.estimates import ColumnStatistics, column_statistics
 from alidpfl.tables.schema import Schema, read_schema
 from alidpfl.tables.statistics import BINS, MAX_BINS, Layout
-from alidpfl.types import NoiseKind, OnProgress, Unit
+from alidpfl.types import LARGEST_MAX_RECORDS, NoiseKind, OnProgress, Unit
 
 _OF_ALL_ROWS = (
     "held_out={:g} in the schema: these statistics read all rows, so they count against held-out rows too; and the "
@@ -182,7 +182,8 @@ def _checked_max_records(unit: Unit, max_records: int | None, schema: Schema) ->
         return None
     if schema.person is None:
         raise ConfigError('unit="person": the schema names no person column; add person = "patient", or leave it out')
-    return checks.whole("max_records", DEFAULT_MAX_RECORDS if max_records is None else max_records, low=1)
+    found = DEFAULT_MAX_RECORDS if max_records is None else max_records
+    return checks.whole("max_records", found, low=1, high=LARGEST_MAX_RECORDS)
 
 
 def _plain(columns: Sequence[ColumnStatistics]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from alidpfl.inputs.checks import exact
 from alidpfl.privacy import MAX_NOISE_MULTIPLIER, MIN_NOISE_MULTIPLIER
 from alidpfl.store.files import disk_errors, to_toml
 from alidpfl.types import (
+    LARGEST_MAX_RECORDS,
     UNACCOUNTED_SIGNALS,
     AccountantName,
     AccountingKind,
@@ -62,7 +63,7 @@ class DataSection(_Section):
     max_records: int | None = Field(
         None,
         ge=1,
-        le=10_000,
+        le=LARGEST_MAX_RECORDS,
         examples=[3],
         description="k, for `unit` = `person`: the most records of a person in a step, drawn afresh in every step. It "
         "is public.",

@@ -318,8 +318,12 @@ class RecordTrainer:
 
 
 def _moved(inputs: Tensor, standardiser: RowStandardiser) -> Tensor:
-    """Return standardised rows. A row's vector depends on that row and on what came with the request."""
-    return torch.from_numpy(standardiser.rows(inputs.numpy()))
+    """Return standardised rows. A row's vector depends on that row and on what came with the request.
+
+    Denormal numbers are flushed here too: a server could choose a mean and a scale under which some rows meet them.
+    """
+    with steady_arithmetic():
+        return torch.from_numpy(standardiser.rows(inputs.numpy()))
 
 
 def _prepared(data: ClientData, standardiser: RowStandardiser) -> ClientData:
