@@ -123,6 +123,7 @@ class Privacy:
             accountant=accountant,
             num_params=num_params(trained(model)),
             max_epochs=max_epochs,
+            unit=unit,
         )
         setting, _ = choose_setting(request, affordable_rounds(request).count)
         if (weakness := weak_signal(setting)) is not None:

@@ -145,6 +145,8 @@ class TestOwn:
             (7, "client 1: .*int"),
             (TensorDataset(torch.zeros(0, 2), torch.zeros(0)), "client 1: .*empty"),
             (TensorDataset(torch.zeros(3, 2)), "client 1: items"),
+            (TensorDataset(torch.zeros(3, 2), torch.zeros(3).long(), torch.arange(3)), "client 1: items.*more"),
+            ([(torch.zeros(2), 0, "p1")] * 3, "client 1: items.*more"),
             ([("a", 1), ("b", 2), ("c", 3)], "client 1: items"),
             ((torch.tensor([[float("inf"), 0]]), [0]), "client 1: inputs"),
         ],

@@ -125,6 +125,14 @@ class TestNpz:
 
 
 class TestGroups:
+    def test_an_index_in_another_order_than_that_of_the_inputs_is_refused(self):
+        x = pandas.DataFrame({"a": [1.0, 2.0, 3.0]}, index=[5, 6, 7])
+        persons = pandas.Series(NAMES, index=[5, 6, 7])
+        clients = [(x, pandas.Series([0, 1, 0], index=[5, 6, 7]))]
+        assert persons_of(clients, [persons], [3])[0].tolist() == [1, 0, 1]
+        with pytest.raises(DataError, match="client 0: inputs and groups have one index"):
+            persons_of(clients, [persons.loc[[7, 5, 6]]], [3])
+
     def test_of_named_clients_are_found_by_name(self):
         clients = {"north": (), "south": ()}
         found = persons_of(clients, {"south": [1, 1], "north": ["a", "b", "a"]}, [3, 2])

@@ -47,6 +47,19 @@ def test_what_was_asked_before_is_answered_without_the_accountants(process, sear
     assert anew.returncode != 0  # the blocker does block
 
 
+def test_persons_are_counted_instead_of_records(alidpfl):
+    """The same numbers make the same plan: only what they count has another name."""
+    numbers = ("--clients", "2", "--samples", "3200", "--sample-rate", "0.2", "--noise-multiplier", "5")
+    plans = []
+    for unit in ("record", "person"):
+        plans.append(json.loads(alidpfl("plan", *numbers, "--unit", unit, "--json").stdout))
+        assert plans[-1].pop("request").pop("unit") == unit
+        told = alidpfl("plan", *numbers, "--unit", unit).stdout
+        assert f"3,200 {unit}s" in told
+    assert plans[0] == plans[1]
+    assert "unit='patient'" in alidpfl("plan", *numbers, "--unit", "patient").stderr
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

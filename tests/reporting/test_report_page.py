@@ -187,8 +187,9 @@ def test_a_page_is_not_called_otherwise(runs, tmp_path):
 def test_a_running_run_is_marked(runs):
     import dataclasses
 
-    running = dataclasses.replace(RunSnapshot.load(runs[0]), summary=None)
-    (added,) = set(caveats(running)) - set(caveats(RunSnapshot.load(runs[0])))
+    done = RunSnapshot.load(runs[0])
+    running = dataclasses.replace(done, summary={**done.summary, "stop_reason": "interrupted"})
+    (added,) = set(caveats(running)) - set(caveats(done))
     assert f"<li>careful: {added}</li>" in report_page([running])
 
 

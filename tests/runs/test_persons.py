@@ -192,16 +192,17 @@ class TestWhatIsTold:
         settings = ("data.name=synthetic", "data.clients=3", *QUICK)
         done = run(tmp_path / "run", settings)
         assert "unit" not in (tmp_path / "run" / "config.toml").read_text()
-        assert "ε of 30 records" not in done.stdout
-        assert any(
-            one == "ε holds for one record at one client." for one in caveats(RunSnapshot.load(tmp_path / "run"))
-        )
+        assert "ε of 30 records" not in done.stdout  # only where the data have persons
+        groups = json.loads((tmp_path / "run" / "summary.json").read_text())["group_epsilon"]
+        assert 2 < groups["2"] < groups["5"] < groups["30"]
+        told = caveats(RunSnapshot.load(tmp_path / "run"))
+        assert any("30 records of one person have ε = " in caveat for caveat in told)
 
     def test_a_summary_that_is_older_than_units_can_be_read(self, tmp_path):
         run(tmp_path / "run", ("data.name=synthetic", "data.clients=3", *QUICK))
         path = tmp_path / "run" / "summary.json"
         old = json.loads(path.read_text())
-        for key in ("unit", "max_records", "protects", "group_epsilon"):
+        for key in ("unit", "max_records", "protects", "group_epsilon", "has_persons"):
             del old[key]
         assert Outcome.from_json(old, path).unit == "record"
         path.write_text(json.dumps(old))

@@ -8,6 +8,7 @@ import torch
 
 from alidpfl.config.load import load_config
 from alidpfl.data.table import load_own_rows
+from alidpfl.dpsgd import RandomStream
 from alidpfl.errors import ConfigError
 from alidpfl.metrics import measure
 from alidpfl.privacy import GaussianRelease, epsilon
@@ -118,7 +119,23 @@ def test_other_data_hold_no_rows_out_by_their_content(tmp_path):
 def test_more_epsilon_than_promised_is_refused(files):
     with pytest.raises(ConfigError, match=r"evaluation\.epsilon"):
         prepare(settings(files, "evaluation.epsilon=3"))
-    assert prepare(settings(files, "evaluation.epsilon=0.5")).federation.private_evaluation is not None
+
+
+def test_less_epsilon_for_held_out_rows_is_kept_to(files, tmp_path):
+    outcome = execute(settings(files, "evaluation.epsilon=0.5"), tmp_path / "run")
+    assert 0.4 < outcome.held_out.epsilon <= 0.5  # one of three releases was not due
+
+
+@pytest.mark.parametrize("changes", [(), ("data.standardise=private",)])
+def test_evaluations_have_the_noise_of_the_run(files, tmp_path, monkeypatch, changes):
+    def refused(self, count):
+        raise AssertionError("floating-point noise was drawn")
+
+    monkeypatch.setattr(RandomStream, "normal", refused)
+    on_grid = settings(files, 'privacy.noise="grid"', "federation.max_rounds=2", "privacy.sample_rate=0.02", *changes)
+    assert execute(on_grid, tmp_path / "grid").held_out is not None
+    with pytest.raises(AssertionError):
+        execute(settings(files, *changes), tmp_path / "gaussian")
 
 
 def test_the_number_of_processes_changes_nothing(files, tmp_path):

@@ -97,6 +97,16 @@ def test_noise_that_the_grid_does_not_cover_is_refused_before_the_charge(tmp_pat
         assert answered(vault, question(vault, kind)).any()
 
 
+@both
+@pytest.mark.parametrize("noise", ["grid", "gaussian"])
+def test_the_noise_is_of_the_owners_kind(tmp_path, monkeypatch, kind, noise):
+    drawn, normal = [], RandomStream.normal
+    with opened(asking(tmp_path, noise=noise)) as vault:
+        monkeypatch.setattr(RandomStream, "normal", lambda self, count: drawn.append(count) or normal(self, count))
+        assert answered(vault, question(vault, kind)).any()
+    assert bool(drawn) == (noise == "gaussian")
+
+
 def test_a_standardised_evaluation_equals_that_of_a_simulation(tmp_path):
     width, random = schema().width, np.random.default_rng(0)
     arrays = {part: random.uniform(0.2, 0.9, width).astype(np.float32) for part in ("mean", "scale")}

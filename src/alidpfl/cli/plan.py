@@ -13,17 +13,20 @@ from alidpfl.cli.options import AsJson
 from alidpfl.cli.progress import print_written, progress_bar, wide_console
 from alidpfl.inputs.checks import as_bytes, as_seconds, option
 from alidpfl.registry import ACCOUNTANTS
-from alidpfl.types import VaultModel
+from alidpfl.types import Unit, VaultModel
 
 _COMPUTED_BY = ("dpsgd", "inputs", "planner", "policies", "privacy", "runs", "tables")
-_MODELS = get_args(VaultModel)
+_MODELS, _UNITS = get_args(VaultModel), get_args(Unit)
 
 
 def plan(  # noqa: PLR0917 - they are options
     epsilon: Annotated[float, Option(help="ε of every client.")] = 2.0,
     delta: Annotated[float, Option(help="δ of every client, in (0, 1).")] = 1e-5,
     clients: Annotated[int, Option(help="Number of clients.")] = 10,
-    samples: Annotated[int, Option(help="Records of all clients together.")] = 60_000,
+    samples: Annotated[int, Option(help="Records of all clients together; with --unit person, persons.")] = 60_000,
+    unit: Annotated[
+        str, Option(help="What ε protects: a record, or a person with all records.", autocompletion=one_of(_UNITS))
+    ] = "record",
     max_rounds: Annotated[int, Option(help="R_s: largest number of rounds.")] = 158,
     sample_rate: Annotated[float | None, Option(help="q, if it is fixed. Default: search for it.")] = None,
     noise_multiplier: Annotated[float | None, Option(help="σ, if it is fixed. Default: search for it.")] = None,
@@ -42,7 +45,9 @@ def plan(  # noqa: PLR0917 - they are options
     schema: Annotated[
         Path | None, Option(help="Plan for the linear model of this table, and compare clip norms on made-up rows.")
     ] = None,
-    smallest_client: Annotated[int | None, Option(help="Records of the smallest client. Default: equal sizes.")] = None,
+    smallest_client: Annotated[
+        int | None, Option(help="Records (or persons) of the smallest client. Default: equal sizes.")
+    ] = None,
     heterogeneity: Annotated[float, Option(help="Γ: 10 at Dir(0.05), 5 at Dir(0.5), 1 at Dir(1), 0 IID.")] = 5.0,
     curvature: Annotated[float | None, Option(help="μ, if an earlier run measured it.")] = None,
     plot: Annotated[Path | None, Option(help="Draw the plan into this .svg or .png (needs matplotlib).")] = None,

@@ -82,13 +82,13 @@ def hub_pair(dataset: Any) -> tuple[Any, Any]:
     return _side_by_side({name: values for name, values in columns.items() if name not in labels}), columns[labels[0]]
 
 
-def check_aligned(inputs: Any, targets: Any) -> None:
+def check_aligned(inputs: Any, other: Any, what: str = "inputs and targets") -> None:
     """Refuse pandas objects with one index in two orders: records are paired by their places, as in an array."""
-    if not (hasattr(inputs, "iloc") and hasattr(targets, "iloc")):
+    if not (hasattr(inputs, "iloc") and hasattr(other, "iloc")):
         return
-    one, other = inputs.index, targets.index
-    if len(one) == len(other) and not one.equals(other) and one.is_unique and set(one) == set(other):
-        raise DataError("inputs and targets have one index in two orders; align them: y = y.loc[x.index]")
+    one, two = inputs.index, other.index
+    if len(one) == len(two) and not one.equals(two) and one.is_unique and set(one) == set(two):
+        raise DataError(f"{what} have one index in two orders; align them: y = y.loc[x.index]")
 
 
 def check_columns(clients: Sequence[tuple[str, Any]]) -> None:

@@ -122,7 +122,7 @@ def persons_of(clients: Clients, groups: Groups, sizes: Sequence[int], name: str
     """Return the number of the person of each record, by client.
 
     Args:
-        clients: the clients; only their names are read.
+        clients: the clients; only their names and the indices of frames are read.
         groups: the person of each record, by client, in the same form.
         sizes: number of records of each client.
         name: begins the errors.
@@ -139,11 +139,13 @@ def persons_of(clients: Clients, groups: Groups, sizes: Sequence[int], name: str
         groups = [by_name[str(key)] for key in clients]
     if is_frame(groups) or isinstance(groups, Tensor | np.ndarray) or len(groups) != len(sizes):
         raise DataError(f"groups must be a list with one array for each of the {len(sizes)} clients")
-    described_sizes = zip(described(clients), sizes, strict=True)
-    return tuple(
-        person_numbers(values, size, f"{name}: groups of {who}")
-        for values, ((who, _), size) in zip(groups, described_sizes, strict=True)
-    )
+    found = []
+    for values, (who, client), size in zip(groups, described(clients), sizes, strict=True):
+        what = f"{name}: groups of {who}"
+        if isinstance(client, tuple | list) and len(client) == 2:  # noqa: PLR2004
+            check_aligned(client[0], values, f"{what}: inputs and groups")
+        found.append(person_numbers(values, size, what))
+    return tuple(found)
 
 
 def _check_alike(name: str, parts: Sequence[tuple[str, LabelledData]]) -> None:
@@ -307,6 +309,10 @@ def _stacked(items: Any) -> tuple[Tensor, Tensor]:
         raise DataError("this is empty; give at least one record")
     try:
         pairs = [items[number] for number in range(len(items))]
+        if any(len(pair) != 2 for pair in pairs):  # noqa: PLR2004
+            raise DataError(
+                "items must be pairs (input, target), and one has more or fewer parts; leave the others out"
+            )
         inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
         return inputs, torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError):

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import get_args
 
 from alidpfl.errors import ConfigError
 from alidpfl.inputs import checks
+from alidpfl.inputs.names import named
 from alidpfl.privacy import PrivacyBudget
 from alidpfl.privacy.mechanisms import checked_noise_multiplier
+from alidpfl.types import Unit
 
 MODEL_SIZES = MappingProxyType({"cnn": 582_026, "compact_cnn": 26_010, "linear": 7_850, "mlp": 101_770})
 """Parameters of the models that ship, for 1x28x28 images and ten classes."""
@@ -27,17 +30,17 @@ class PlanRequest:
     """Budgets, clients and decisions already made. None means that the planner chooses, or that there is no limit."""
 
     epsilon: float
-    """ε that each client may spend in total. A smaller ε reveals less about any one record."""
+    """ε that each client may spend in total. A smaller ε reveals less about any one record (or person)."""
     delta: float
     """δ: probability with which ε may fail to hold. Keep it well below one over the number of records."""
     clients: int
     """Number of clients. All take part in every round."""
     samples: int
-    """Number of records of all clients together."""
+    """Number of records of all clients together; of persons, if `unit` is "person"."""
     max_rounds: int
     """R_s: maximum number of communication rounds."""
     sample_rate: float | None = None
-    """q: probability that a record joins a batch."""
+    """q: probability that a record (or person) joins a batch."""
     noise_multiplier: float | None = None
     """σ: the noise's standard deviation divided by the clip norm."""
     accountant: str = "pld"
@@ -45,7 +48,9 @@ class PlanRequest:
     num_params: int = MODEL_SIZES["compact_cnn"]
     """d: number of parameters of the model."""
     smallest_client: int | None = None
-    """Records of the smallest client; None for an even split."""
+    """Records (or persons) of the smallest client; None for an even split."""
+    unit: Unit = "record"
+    """What ε protects, and so what `samples` counts: "record" or "person"."""
     clip_norm: float = 1.0
     """C: the norm to which a record's gradient is clipped."""
     learning_rate: float = 0.5
@@ -67,6 +72,7 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         self._check_counts()
+        named("unit", self.unit, dict.fromkeys(get_args(Unit)))
         _ = self.budget  # PrivacyBudget refuses what no budget can be
         checks.real("epsilon", self.epsilon, low=1e-6, high=1e6, rule="must be between 1e-6 and 1e6")
         checks.real("delta", self.delta, above=0, high=0.1, rule="must be above 0 and at most 0.1: it is a probability")

@@ -98,7 +98,7 @@ def _pareto_chart(plan: dict[str, Any]) -> ResultChart:
         points.append([row["epochs"], row["signal_to_noise"], note])
         if row["recommended"]:
             marks.append([row["epochs"], row["signal_to_noise"], "recommended"])
-    caption = f"{plan_tables.same_budget(plan)} Larger batches share the noise among more records."
+    caption = f"{plan_tables.same_budget(plan)} Larger batches share the noise among more {plan['request']['unit']}s."
     series = [{"name": "settings", "points": points, "marks": marks, "dots": True}]
     chart = {"label": "signal-to-noise against compute at equal privacy", "series": series, "logX": True}
     chart |= {"x": "epochs (compute)", "y": "signal-to-noise"}

@@ -38,7 +38,7 @@ def question(plan: dict[str, Any]) -> str:
         rounds += f" (by the {limited.replace('_', ' ')}, of {request['max_rounds']})"
     return (
         f"ε = {request['epsilon']:g}, δ = {request['delta']:g}, {request['clients']} clients with "
-        f"{request['samples']:,} records, {request['num_params']:,} parameters, {rounds}"
+        f"{request['samples']:,} {request['unit']}s, {request['num_params']:,} parameters, {rounds}"
     )
 
 

@@ -112,6 +112,11 @@ class RunSnapshot:
         return {group: value for group, value in found.items() if value is not None}
 
     @property
+    def has_persons(self) -> bool:
+        """Return whether the data say which records are a person's."""
+        return bool((self.summary or {}).get("has_persons", self.group_epsilon))  # older ones have groups only then
+
+    @property
     def can_go_on(self) -> bool:
         """Return whether `--resume` has something left to do."""
         return self.summary is None or self.summary.get("stop_reason") == StopReason.INTERRUPTED

@@ -83,7 +83,8 @@ def result_cells(snapshot: RunSnapshot) -> dict[str, Text]:
             found[heading] = cell(facts)
         elif heading.startswith("best") and facts["best"] is not None:
             found[f"best {name}"] = Text(metric_text(name, facts["best"]))
-    found |= {f"ε of {group} records": Text(rounded_up(value)) for group, value in snapshot.group_epsilon.items()}
+    if snapshot.has_persons:
+        found |= {f"ε of {group} records": Text(rounded_up(value)) for group, value in snapshot.group_epsilon.items()}
     return found | {heading: Text(text) for heading, text in metric_cells(snapshot).items()}
 
 

@@ -92,6 +92,7 @@ def _request(
         accountant=accountant_of(config),
         num_params=num_params(trained(model)),
         traffic_limit=config.federation.traffic_limit,
+        unit=config.privacy.unit,
         max_epochs=max_epochs,
     )
 

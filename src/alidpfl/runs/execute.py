@@ -75,6 +75,8 @@ class Outcome:
     """What `unit` means, in words."""
     group_epsilon: dict[str, float] = field(default_factory=dict)
     """ε of several records of one person, by their number, once the whole budget is spent; see `Prepared`."""
+    has_persons: bool = False
+    """True if the data say which records are a person's."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], source: Path) -> "Outcome":
@@ -387,6 +389,7 @@ def _outcome(config: Config, prepared: Prepared, directory: RunDirectory) -> Out
         max_records=config.max_records,
         protects=protected(config.privacy.unit),
         group_epsilon=prepared.group_epsilon,
+        has_persons=prepared.has_persons,
     )
 
 

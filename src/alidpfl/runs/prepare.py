@@ -30,7 +30,7 @@ from alidpfl.runs.features import Statistics
 from alidpfl.runs.standardise import statistics_bytes, with_statistics
 from alidpfl.simulation import Simulation, SimulationData, Wrap
 from alidpfl.tables.encode import Encoder
-from alidpfl.types import ClientId, OnProgress, OnShare, TaskKind, ignore_progress, loss_for
+from alidpfl.types import ClientId, OnProgress, OnShare, TaskKind, Unit, ignore_progress, loss_for
 
 GROUPS = (2, 5, 30)
 """Numbers of records of one person that a record-level run tells ε of. Fixed, because real numbers are private."""
@@ -89,10 +89,9 @@ class Prepared:
     held_out_key: bytes | None = field(default=None, repr=False)
     """Secret key of the held-out rows of a table. A resumed run needs it."""
     group_epsilon: dict[str, float] = field(default_factory=dict)
-    """ε of several records of one person, by their number, once the whole budget is spent.
-
-    For a run that protects single records of data with persons. Empty for others.
-    """
+    """ε of several records of one person, by their number, once the whole budget is spent, if the unit is a record."""
+    has_persons: bool = False
+    """True if the data say which records are a person's."""
     repeats_rounds: bool
     """True if a lost round can be run again with the same outcome, so that nothing new is released."""
 
@@ -196,7 +195,8 @@ def prepare(
         uncovered=(*uncovered, *uncovered_signals(parts.policy, parts.method)),
         weakness=config.budget.weakness(max(data.sizes), config.privacy.unit),
         warnings=(*dataset.warnings, *unit_warnings(config, dataset), *_warnings(config, data.sizes)),
-        group_epsilon=group_epsilons(parts.ledger, evaluation) if unit_warnings(config, dataset) else {},
+        group_epsilon=group_epsilons(config.privacy.unit, parts.ledger, evaluation),
+        has_persons=dataset.persons is not None,
         encoder=dataset.encoder,
         records=config.data.name,
         randomness=config.run.randomness,
@@ -205,12 +205,13 @@ def prepare(
     )
 
 
-def group_epsilons(ledger: Ledger, evaluation: PrivateEvaluation | None) -> dict[str, float]:
-    """Return ε of groups of records of one person. A ledger for noise that depends on outputs has no bound: no entry.
+def group_epsilons(unit: Unit, ledger: Ledger, evaluation: PrivateEvaluation | None) -> dict[str, float]:
+    """Return ε of groups of records of one person, if the unit of privacy is a record.
 
-    Either all records of a person are held out, or none. So the larger of both accounts holds.
+    Either all records of a person are held out, or none. So the larger of both accounts holds. A ledger for noise that
+    depends on outputs has no bound for groups, so it gives no entry.
     """
-    if not isinstance(ledger, PlannedLedger):
+    if unit == "person" or not isinstance(ledger, PlannedLedger):
         return {}
     accounts = [ledger.group_epsilon, *([] if evaluation is None else [evaluation.group_epsilon])]
     found = {str(group): max(epsilon_of(group) for epsilon_of in accounts) for group in GROUPS}
