@@ -18,9 +18,15 @@ from alidpfl.types import TaskKind
 Array: TypeAlias = NDArray[np.float64]
 Interval: TypeAlias = tuple[float, float]
 
-HEADLINES: Mapping[str, str] = {"accuracy": "accuracy (%)", "r2": "R²", "rmse": "RMSE", "auc": "AUC"}
+HEADLINES: Mapping[str, str] = {
+    "accuracy": "accuracy (%)",
+    "pinball": "pinball loss",
+    "r2": "R²",
+    "rmse": "RMSE",
+    "auc": "AUC",
+}
 """The metrics that stand for a task, with their titles. The first that a run has stands for it; see `headline`."""
-SMALLER_IS_BETTER = frozenset({"rmse"})
+SMALLER_IS_BETTER = frozenset({"pinball", "rmse"})
 """The headlines of which the least value is the best."""
 _TWO_SIDED = 0.975  # the quantile of a 95 % interval
 _NORMAL = float(special.ndtri(_TWO_SIDED))
@@ -56,7 +62,7 @@ class Measures:
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     """95 % intervals: what other records of the same kind could have given, and other noise if there is noise."""
     calibration: tuple[CalibrationBin, ...] = ()
-    """The calibration curve of a class task."""
+    """The calibration curve of a class task, or of all labels together."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,8 @@ def measure(
             level = quantile if loss == "quantile" else None
             return _collected(_numbers(unit * predictions, unit * truth.astype(np.float64), level))
         if kind == "labels":
-            return _collected(_labels(scores, truth.astype(np.float64)))
+            labels = truth.astype(np.float64)
+            return _collected(_labels(scores, labels), calibration_curve(special.expit(scores), labels))
         return _measure_classes(scores, truth.astype(np.int64))
 
 
@@ -135,18 +142,22 @@ def _fit(kind: TaskKind, scores: Array, truth: NDArray[np.generic]) -> bool:
 def calibration_curve(probabilities: ArrayLike, labels: ArrayLike, bins: int = 10) -> tuple[CalibrationBin, ...]:
     """Return predicted and observed shares in bins of equal width. Empty bins are left out.
 
+    The labels of a record may all agree. So intervals of their shares are as wide as if there was one label a record.
+
     Args:
-        probabilities: (n,) of the event.
-        labels: (n,) of 0 and 1: whether it came.
+        probabilities: (n,) of the event, or (n, k) of several labels.
+        labels: of the same shape, 0 and 1: whether it came.
         bins: number of bins in [0, 1].
     """
     predicted, came = np.asarray(probabilities, dtype=np.float64), np.asarray(labels, dtype=np.float64)
+    each = 1 if predicted.ndim == 1 else predicted.shape[1]
+    predicted, came = predicted.reshape(-1), came.reshape(-1)
     places = _bins(predicted, bins)
     found = []
     for place in np.unique(places):
         inside = places == place
         count, observed = int(inside.sum()), float(came[inside].mean())
-        low, high = wilson(observed, count)
+        low, high = wilson(observed, count / each)
         found.append(
             CalibrationBin(
                 predicted=float(predicted[inside].mean()), observed=observed, low=low, high=high, count=count
@@ -234,6 +245,7 @@ def _labels(scores: Array, truth: Array) -> dict[str, _Found | None]:
         "log_loss": _mean(surprises.mean(1), float(entropy.mean())),
         "brier": _mean(((probabilities - truth) ** 2).mean(1), float((shares * (1 - shares)).mean())),
         "macro_f1": _macro_f1((probabilities >= 0.5).astype(np.float64), truth, constant),  # noqa: PLR2004
+        "calibration": _calibration_error(probabilities.reshape(-1), truth.reshape(-1)),
     }
 
 

@@ -2,19 +2,27 @@
 
 import numpy as np
 
+from alidpfl.metrics import measure
 from alidpfl.releases.estimates import NoisedSums, next_edges
 from alidpfl.releases.evaluation import contributions
 from alidpfl.releases.queries import EvaluationQuery
 
-OUTPUTS = {"two classes": 2, "four classes": 4, "labels": 3, "number": 1}
+OUTPUTS = {"two classes": 2, "four classes": 4, "labels": 3, "number": 1, "quantile": 1}
+LEVEL = 0.8
 
 
 def kind_of(task: str) -> str:
-    return "class" if "classes" in task else task
+    return "class" if "classes" in task else "number" if task == "quantile" else task
 
 
 def query(task: str, **changes) -> EvaluationQuery:
+    changes = {"quantile": LEVEL, **changes} if task == "quantile" else changes
     return EvaluationQuery(task=kind_of(task), outputs=OUTPUTS[task], **changes)
+
+
+def exact_measures(task: str, outputs, targets):
+    loss = {"loss": "quantile", "quantile": LEVEL} if task == "quantile" else {}
+    return measure(kind_of(task), outputs, targets, **loss)
 
 
 def population(task: str, random, count: int):

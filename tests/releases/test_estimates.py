@@ -9,21 +9,23 @@ from alidpfl.metrics import measure
 from alidpfl.releases.estimates import NoisedSums, estimate, next_edges
 from alidpfl.releases.evaluation import contributions
 
-from .parts import OUTPUTS, evaluated, kind_of, noised, population, query
+from .parts import OUTPUTS, evaluated, exact_measures, noised, population, query
 
 METRICS = {
     "two classes": {"accuracy", "log_loss", "brier", "auc", "macro_f1"},
     "four classes": {"accuracy", "log_loss", "brier", "auc", "macro_f1"},
     "labels": {"log_loss", "brier", "auc", "macro_f1"},
     "number": {"mae", "rmse", "r2"},
+    "quantile": {"mae", "rmse", "r2", "pinball"},
 }
+NUMBERS = ("number", "quantile")
 
 
 def truth(task: str, count: int = 100_000) -> dict[str, float]:
     """The metrics of the whole population. Log losses are clipped as the query says."""
     outputs, targets = population(task, np.random.default_rng(99), count)
-    found = dict(measure(kind_of(task), outputs, targets).values)
-    if task != "number":
+    found = dict(exact_measures(task, outputs, targets).values)
+    if task not in NUMBERS:
         exact = NoisedSums.of(query(task), [contributions(query(task), outputs, targets).sum(0)], [1e-6])
         found["log_loss"] = estimate(exact).values["log_loss"]
     return {name: found[name] for name in METRICS[task]}
@@ -32,7 +34,7 @@ def truth(task: str, count: int = 100_000) -> dict[str, float]:
 @pytest.mark.parametrize("task", OUTPUTS)
 def test_without_noise_the_metrics_are_the_exact_ones(task):
     outputs, targets = population(task, np.random.default_rng(3), 20_000)
-    exact = measure(kind_of(task), outputs, targets)
+    exact = exact_measures(task, outputs, targets)
     for asked in (query(task), query(task, largest_loss=100.0)):
         found = estimate(NoisedSums.of(asked, [contributions(asked, outputs, targets).sum(0)], [1e-6]))
         assert set(found.values) == METRICS[task] == set(found.intervals)
@@ -41,7 +43,8 @@ def test_without_noise_the_metrics_are_the_exact_ones(task):
             low, high = found.intervals[name]
             assert low < exact.values[name] < high
             if (trivial := found.baseline.get(name)) is not None:
-                assert trivial == pytest.approx(exact.baseline[name], rel=1e-5, abs=1e-6)
+                rel = 0.01 if name in {"mae", "pinball"} else 1e-5  # from a histogram of targets
+                assert trivial == pytest.approx(exact.baseline[name], rel=rel, abs=1e-6)
 
 
 def test_errors_of_the_whole_range_are_not_cut():
@@ -63,7 +66,7 @@ def test_intervals_cover_the_truth_at_their_rate(task, repetitions, least):
     """Of 200 intervals at 95 %, 173 or fewer cover with probability 1e-5: sampling and noise are of equal size here."""
     random, expected, covered = np.random.default_rng(1), truth(task), Counter()
     for _ in range(repetitions):
-        found = estimate(evaluated(task, random, 12_000 if task == "number" else 4000, noise=2.9))
+        found = estimate(evaluated(task, random, 12_000 if task in NUMBERS else 4000, noise=2.9))
         assert set(found.intervals) == METRICS[task]
         for name, (low, high) in found.intervals.items():
             covered[name] += low <= expected[name] <= high
@@ -132,6 +135,42 @@ def test_calibration_shows_a_model_that_is_too_sure():
     assert len(curve) >= 5
     assert curve[0].high > curve[0].observed > curve[0].predicted + 0.05
     assert curve[-1].low < curve[-1].observed < curve[-1].predicted - 0.05
+
+
+@pytest.mark.parametrize("task", NUMBERS)
+def test_trivial_values_have_no_bias_by_noise(task):
+    """Most bins of the targets are empty. What noise puts there must not count on average."""
+    random = np.random.default_rng(3)
+    outputs, targets = population(task, random, 12_000)
+    targets = np.where(np.abs(targets) < 0.3, targets, 0.125)
+    exact, asked = exact_measures(task, outputs, targets), query(task)
+    told = [estimate(noised(asked, (outputs, targets), random, noise=3.0)).baseline for _ in range(30)]
+    for name in METRICS[task] & {"mae", "pinball"}:
+        assert np.mean([one[name] for one in told]) == pytest.approx(exact.baseline[name], rel=0.1)
+
+
+def test_calibration_of_labels_shows_a_model_that_is_too_sure():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(20_000, 3))
+    targets = (random.random(x.shape) < 1 / (1 + np.exp(-x))).astype(int)
+    curve = estimate(noised(query("labels"), (3 * x, targets), random, noise=3.0)).calibration
+    exact = measure("labels", 3 * x, targets)
+    assert exact.values["calibration"] > 10 * exact.baseline["calibration"]
+    for bins in (curve, exact.calibration):
+        assert sum(part.count for part in bins) == pytest.approx(60_000, rel=0.02)
+        assert bins[0].low > bins[0].predicted + 0.05
+        assert bins[-1].high < bins[-1].predicted - 0.05
+
+
+def test_intervals_of_labels_allow_for_labels_that_agree():
+    """With three equal labels a record, an interval is that of one label a record."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(3000, 1))
+    targets = (random.random(x.shape) < 1 / (1 + np.exp(-x))).astype(int)
+    one, three = (measure("labels", np.tile(x, k), np.tile(targets, k)).calibration for k in (1, 3))
+    for part, other in zip(one, three, strict=True):
+        assert (part.low, part.high) == pytest.approx((other.low, other.high))
+        assert 3 * part.count == other.count
 
 
 def test_numbers_are_shown_in_the_unit_of_the_table():

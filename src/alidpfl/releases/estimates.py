@@ -26,6 +26,7 @@ _BINS = 10
 _LEAST_EDGES = 4
 _TAIL = 3.0  # width of the two outer bins, in widths of their neighbours
 _LARGEST_LOGIT = 12.0
+_PARTS = 8  # of a bin of targets
 _BINARY = 2
 
 
@@ -242,12 +243,17 @@ def _macro_f1(noised: NoisedSums, shares: Array) -> _Found | None:
 
 
 def _calibration(noised: NoisedSums) -> tuple[CalibrationBin, ...]:
-    """Return predicted and observed shares in bins: of class 1 of two classes, else of the class guessed."""
+    """Return predicted and observed shares in bins: of class 1 of two classes, of the class guessed, or of all labels.
+
+    The labels of a record may all agree. So intervals of their shares are as wide as if there was one label a record.
+    """
     query = noised.query
     name = "confidence" if "confidence" in noised.sums else "scores"
-    if query.task != "class":
+    if query.task == "number":
         return ()
-    cells, noise = noised.sums[name].reshape(-1, 2), noised.noise[name]
+    labels = query.outputs if query.task == "labels" else 1
+    cells, noise = noised.sums[name].reshape(-1, len(query.edges) + 1, 2), noised.noise[name]
+    cells, noise = cells.sum(0), noise * math.sqrt(len(cells))
     found = []
     for predicted, (zeros, ones) in zip(_middles(query), cells, strict=True):
         count = zeros + ones
@@ -255,7 +261,8 @@ def _calibration(noised: NoisedSums) -> tuple[CalibrationBin, ...]:
             continue
         share = float(np.clip(ones / count, 0, 1))
         likely = (share * count + 2) / (count + 4)
-        variance = (likely * (1 - likely) * count + noise**2 * (share**2 + (1 - share) ** 2)) / count**2
+        spread = likely * (1 - likely) * count * labels
+        variance = (spread + noise**2 * (share**2 + (1 - share) ** 2)) / count**2
         low, high = _interval(_Found(share, variance, None, 0, 1))
         found.append(CalibrationBin(predicted=float(predicted), observed=share, low=low, high=high, count=round(count)))
     return tuple(found)
@@ -272,7 +279,7 @@ def _middles(query: EvaluationQuery) -> Array:
 
 def _numbers(noised: NoisedSums, unit: float) -> dict[str, _Found | None]:
     query, sums, noise = noised.query, noised.sums["moments"], noised.noise["moments"]
-    count, error, error2, error4, y, y2, y3, y4, error2_y, error2_y2 = map(float, sums)
+    count, error, error2, error4, y, y2, y3, y4, error2_y, error2_y2, *pinball = map(float, sums)
     if count < _CLEAR * noise:
         return {}
     scale = unit * query.largest_error
@@ -283,7 +290,11 @@ def _numbers(noised: NoisedSums, unit: float) -> dict[str, _Found | None]:
     spread = unit * query.half * math.sqrt(max(0.0, variance))
     found: dict[str, _Found | None] = {}
     if error > _SHOWN * noise:
-        found["mae"] = _Found(scale * mae, scale**2 * of_mae, None, 0, scale)
+        found["mae"] = _Found(scale * mae, scale**2 * of_mae, _trivial(noised, 0.5, 2 * unit), 0, scale)
+    if query.quantile is not None and pinball[0] > _SHOWN * noise:
+        of_mean = _mean(pinball[0], count, pinball[1] / count - (pinball[0] / count) ** 2, noise, noise)
+        trivial = _trivial(noised, query.quantile, unit)
+        found["pinball"] = _Found(scale * of_mean[0], scale**2 * of_mean[1], trivial, 0, scale)
     if error2 > _SHOWN * noise:
         found["rmse"] = _Found(scale**2 * mse, scale**4 * of_mse, spread, 0, scale**2, is_squared=True)
     if variance * count > _CLEAR * noise * math.sqrt(1 + 4 * mean**2):
@@ -310,3 +321,18 @@ def _numbers(noised: NoisedSums, unit: float) -> dict[str, _Found | None]:
         by_noise = noise**2 * float(slopes @ slopes)
         found["r2"] = _Found(1 - unexplained, sampling + by_noise, 0.0, -math.inf, 1)
     return found
+
+
+def _trivial(noised: NoisedSums, level: float, unit: float) -> float | None:
+    """Return about the mean pinball loss of a constant, the targets' own quantile, from the histogram of targets.
+
+    Targets count as spread evenly over their bin. Negative counts stay: cut off, they would bias the mean.
+    """
+    query, cells = noised.query, noised.sums["targets"]
+    if (total := float(cells.sum())) < _CLEAR * noised.noise["targets"] * math.sqrt(len(cells)):
+        return None
+    shares = np.repeat(cells / total / _PARTS, _PARTS)
+    values = query.low + (np.arange(len(shares)) + 0.5) / len(shares) * (query.high - query.low)
+    quantile = values[int(np.argmax(np.cumsum(shares) >= min(level, 1 - 1e-9)))]
+    loss = unit * float(shares @ np.maximum(level * (values - quantile), (level - 1) * (values - quantile)))
+    return loss if loss > 0 else None

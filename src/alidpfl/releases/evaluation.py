@@ -21,19 +21,25 @@ def contributions(query: EvaluationQuery, outputs: NDArray[np.generic], targets:
     """
     with np.errstate(all="ignore"):  # overflow gives what is not finite, and that is handled
         if query.task == "number":
-            return query.layout.join({"moments": _numbers(query, outputs, targets)})
+            return query.layout.join(_numbers(query, outputs, targets))
         return query.layout.join(_scored(query, np.asarray(outputs, dtype=np.float64), np.asarray(targets)))
 
 
-def _numbers(query: EvaluationQuery, outputs: NDArray[np.generic], targets: NDArray[np.generic]) -> Array:
+def _numbers(query: EvaluationQuery, outputs: NDArray[np.generic], targets: NDArray[np.generic]) -> dict[str, Array]:
     predicted = np.asarray(outputs, dtype=np.float64).reshape(-1)
     truth = np.asarray(targets, dtype=np.float64).reshape(-1)
     predicted = np.exp(predicted) if query.exponential else predicted
     predicted, truth = (np.clip(values, query.low, query.high) for values in (predicted, truth))
-    errors = np.abs(predicted - truth) / query.largest_error
-    e = np.where(np.isnan(errors), 1.0, np.clip(errors, 0.0, 1.0))
-    y = np.clip((truth - query.low) / query.half - 1, -1.0, 1.0)
-    return np.stack([np.ones_like(e), e, e**2, e**4, y, y**2, y**3, y**4, e**2 * y, e**2 * y**2], axis=1)
+    error = (truth - predicted) / query.largest_error
+    error = np.where(np.isnan(error), 1.0, np.clip(error, -1.0, 1.0))
+    e, y = np.abs(error), np.clip((truth - query.low) / query.half - 1, -1.0, 1.0)
+    moments = [np.ones_like(e), e, e**2, e**4, y, y**2, y**3, y**4, e**2 * y, e**2 * y**2]
+    if query.quantile is not None:
+        pinball = np.maximum(query.quantile * error, (query.quantile - 1) * error)
+        moments += [pinball, pinball**2]
+    bins = query.layout.shape_of("targets")[0]
+    places = np.minimum((np.nan_to_num(y + 1) / 2 * bins).astype(np.int64), bins - 1)
+    return {"moments": np.stack(moments, axis=1), "targets": _one_hot(places, bins)}
 
 
 def _scored(query: EvaluationQuery, outputs: Array, targets: NDArray[np.generic]) -> dict[str, Array]:

@@ -23,6 +23,7 @@ _EDGES = tuple(round(1 / (1 + math.exp(-logit / 2)), 6) for logit in range(-10, 
 """Probabilities half a unit of log-odds apart, from -5 to 5."""
 
 _MOMENTS = 10  # 1, e, e², e⁴, y, y², y³, y⁴, e²y, e²y² of an error e and a target y, each between -1 and 1
+_TARGET_BINS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,10 @@ class Layout:
         """Factor of each block. The noise of its unscaled sums has standard deviation σ / scale."""
         total = sum(block.weight for block in self.blocks)
         return {block.name: math.sqrt(block.weight / total / block.most) for block in self.blocks}
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a record's entry in a block."""
+        return next(block.shape for block in self.blocks if block.name == name)
 
     def join(self, entries: Mapping[str, Array]) -> Array:
         """Return the vectors (b, size) of records, given their entries (b, ...) by block."""
@@ -115,6 +120,8 @@ class EvaluationQuery(Query):
     """Largest number: higher targets and predictions count as this."""
     exponential: bool = False
     """True if the model predicts the logarithm of the number."""
+    quantile: float | None = Field(None, gt=0, lt=1)
+    """The level that the model predicts, for numbers. Then the answer has the pinball loss too."""
 
     @field_validator("edges")
     @classmethod
@@ -127,6 +134,8 @@ class EvaluationQuery(Query):
     def _bounded(self) -> "EvaluationQuery":
         if (self.task == "class" and self.outputs < _BINARY) or (self.task == "number" and self.outputs != 1):
             raise ValueError(f"{self.outputs} outputs do not fit targets of kind {self.task}")
+        if self.quantile is not None and self.task != "number":
+            raise ValueError(f"quantile={self.quantile} is for numbers, and the targets are of kind {self.task}")
         if not self.low < self.high:
             raise ValueError(f"low={self.low} must be below high={self.high}")
         if self.layout.size > _LARGEST_ANSWER:
@@ -157,10 +166,17 @@ class EvaluationQuery(Query):
         - tallies: for each class whether it is true, guessed, and both.
         - scores: for each ranked output, the bin of its probability and whether its class is true.
         - confidence: the bin of the guessed class's probability, and whether it is true.
-        - moments: of the errors and targets of numbers.
+        - moments: of the errors and targets of numbers, and the pinball loss and its square.
+        - targets: the bin of the number.
         """
         if self.task == "number":
-            return Layout((Block(name="moments", shape=(_MOMENTS,), most=_MOMENTS, weight=1.0),))
+            moments = _MOMENTS if self.quantile is None else _MOMENTS + 2
+            return Layout(
+                (
+                    Block(name="moments", shape=(moments,), most=moments, weight=0.9),
+                    Block(name="targets", shape=(_TARGET_BINS,), most=1, weight=0.1),
+                )
+            )
         columns, ranks, bins = self.outputs, len(self.ranked), len(self.edges) + 1
         true = 1 if self.task == "class" else columns  # classes of a record that can be true at once
         blocks = [

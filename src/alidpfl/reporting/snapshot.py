@@ -139,7 +139,7 @@ class RunSnapshot:
         }
 
     def calibration(self) -> list[CalibrationBin]:
-        """Return the calibration curve of a finished run on classes, by predicted probability."""
+        """Return the calibration curve of a finished run on classes or labels, by predicted probability."""
         names, found = [part.name for part in fields(CalibrationBin)], (self.summary or {}).get("calibration")
         parts = [part for part in found if isinstance(part, Mapping)] if isinstance(found, list) else []
         curve: list[dict[str, Any]] = [{name: part.get(name) for name in names} for part in parts]

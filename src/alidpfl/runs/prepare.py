@@ -251,6 +251,8 @@ def private_evaluation(
 
 def _numbers(config: Config) -> dict[str, Any]:
     """Return how a query reads numbers: `poisson` has other targets than other losses, and predicts a logarithm."""
+    if config.model.loss == "quantile":
+        return {"quantile": config.model.quantile}
     return {"low": 0.0, "high": 2.0, "exponential": True} if config.model.loss == "poisson" else {}
 
 
