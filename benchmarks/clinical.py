@@ -31,7 +31,7 @@ SCHEMAS = Path(__file__).parent.parent / "examples" / "clinical"
 TABLES = {
     "flchain": ("flchain", "auc", "who dies during the study"),
     "visits": ("randhie", "r2", "how often a person sees a doctor"),
-    "care": ("randhie", "auc", "which of three kinds of care a person takes"),
+    "care": ("randhie", "auc", "whether a person uses each of three kinds of care"),
 }
 """For each schema: the folder of its files, the metric of its bar, and what is predicted."""
 BAR = 0.01

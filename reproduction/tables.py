@@ -73,17 +73,35 @@ class Table:
 
     @property
     def caption(self) -> str:
-        """The source of the figures, and how the settings were chosen."""
+        """The source of the figures, and how the settings were chosen, with all settings, in one paragraph."""
+        if self.grid.name == SEARCH:
+            return self.notes
+        if self.grid.name not in NAMES:
+            return self.notes + (f" Set in [tuned]: {self._tuned}." if self._tuned else "")
+        chosen = f" Chosen settings: {self._tuned}." if self._tuned else ""
+        return f"{self.grid.title}. {self.notes}{chosen}"
+
+    @property
+    def notes(self) -> str:
+        """The caption without the settings."""
         if self.grid.name not in NAMES:  # we do not know how these settings were chosen
-            own = f" Set in [tuned]: {self._tuned}." if self._tuned else ""
-            return f"Test accuracy in % after the last round: mean ± sd over n seeds.{own} {_UNCOVERED_OWN}"
+            return f"Test accuracy in % after the last round: mean ± sd over n seeds. {_UNCOVERED_OWN}"
         if self.grid.name == SEARCH:
             what = "Accuracy in % after the last round, on training data that no client holds"
             return f"{self.grid.title}. {what}. {_UNCOVERED}"
         return (
-            f"{self.grid.title}. Test accuracy in % after the last round: our mean ± sd over n seeds, the paper's "
-            f"figure ({citation()}) and the difference. {self._chosen}{self._mixed} {_UNCOVERED}"
+            "Each cell has our test accuracy in % after the last round (mean ± sd over n seeds), the paper's figure "
+            f"({citation()}) and the difference. {self._chosen}{self._mixed} {_UNCOVERED}"
         )
+
+    @property
+    def settings(self) -> list[list[str]]:
+        """Rows of a table of the tuned settings: data set, settings, methods."""
+        return [
+            [dataset, values, ", ".join(f"`{name}`" for name in names)]
+            for dataset, chosen in self._tuned_here().items()
+            for values, names in _by_values(chosen).items()
+        ]
 
     @property
     def _mixed(self) -> str:
@@ -98,9 +116,8 @@ class Table:
         if self._tuned:
             parts.append(
                 f"C and η were chosen on a held-out part of the training set ({_SEARCHED_AT}), from the same points "
-                f"for every method. All columns use them. Chosen settings: {self._tuned}."
+                "for every method. All columns use them. The choice used accuracies without noise; ε does not cover it."
             )
-            parts.append("The choice used accuracies without noise; ε does not cover it.")
         unsearched = dict.fromkeys(e.dataset for e in self.entries if e.dataset not in self.grid.tuned)
         if unsearched:
             parts.append(f"Not searched, run with the defaults: {', '.join(unsearched)}.")
@@ -108,13 +125,17 @@ class Table:
 
     @property
     def _tuned(self) -> str:
-        """The tuned settings of the data sets and methods in this table."""
+        """The tuned settings as text, such as `mnist: C = 1, η = 2 (method), C = 1, η = 1 (other methods)`."""
+        return "; ".join(f"{dataset}: {_listed(chosen)}" for dataset, chosen in self._tuned_here().items())
+
+    def _tuned_here(self) -> dict[str, dict[str, dict[str, object]]]:
+        """Return the tuned settings of the data sets and methods in this table."""
         here = {(entry.dataset, entry.method) for entry in self.entries}
-        chosen = {
-            dataset: {method: values for method, values in settings.items() if (dataset, method) in here}
+        found = {
+            dataset: {method: dict(values) for method, values in settings.items() if (dataset, method) in here}
             for dataset, settings in self.grid.tuned.items()
         }
-        return "; ".join(f"{dataset}: {_listed(settings)}" for dataset, settings in chosen.items() if settings)
+        return {dataset: chosen for dataset, chosen in found.items() if chosen}
 
 
 def make_table(grid: Grid, listed: Iterable[Cell], known: Mapping[str, Result]) -> Table:
@@ -162,13 +183,16 @@ def table_so_far(grid: Grid, known: Mapping[str, Result]) -> Table | None:
 
 
 def as_markdown(table: Table) -> str:
-    """Return Markdown, with one table for each data set."""
+    """Return Markdown, with one table for each data set, and one of the settings that were chosen."""
     parts = [f"### {table.grid.title}", ""]
     for dataset, rows in rows_by_dataset(table).items():
         head = ["method", "accountant", *(column.name for column in table.grid.columns)]
         body = [[*names, *(shown(entry) for entry in entries)] for names, entries in rows]
         parts += [f"**{dataset}**", "", *markdown_lines(head, body), ""]
-    return "\n".join([*parts, table.caption, ""])
+    parts += [table.notes, ""]
+    if table.settings:
+        parts += ["Chosen settings:", "", *markdown_lines(["data set", "settings", "methods"], table.settings), ""]
+    return "\n".join(parts)
 
 
 def as_latex(table: Table) -> str:
@@ -244,12 +268,16 @@ def markdown_lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
 
 
 def _listed(settings: Mapping[str, Mapping[str, object]]) -> str:
-    """Return a text such as `C = 1, η = 2 (method), C = 1, η = 1 (other methods)`."""
+    return ", ".join(f"{values} ({', '.join(names)})" for values, names in _by_values(settings).items())
+
+
+def _by_values(settings: Mapping[str, Mapping[str, object]]) -> dict[str, list[str]]:
+    """Return the methods by their settings, such as {"C = 1, η = 2": ["fedavg_dp:tau=1"]}."""
     methods: dict[str, list[str]] = {}
     for method, chosen in settings.items():
         values = ", ".join(f"{_SYMBOLS.get(key, key)} = {value:g}" for key, value in chosen.items())
         methods.setdefault(values, []).append(method)
-    return ", ".join(f"{values} ({', '.join(names)})" for values, names in methods.items())
+    return methods
 
 
 def _escaped(text: str) -> str:

@@ -44,7 +44,7 @@ ATTACKS = {
     "sign_flip": "train honestly, and send the opposite",
     "scaled": "the opposite, ten times as long",
     "noise_free": "the longest update that passes the length check, against the model, without noise",
-    "label_flip": "train honestly on labels y that became 9 − y",
+    "label_flip": "train honestly, with every label y replaced by 9 − y",
     "largest_signal": "honest noise, and the largest honest signal against the model",
 }
 NAMED = ("sign_flip", "scaled", "noise_free", "label_flip")

@@ -1,4 +1,4 @@
-"""Count what decided the τ of `ali` in each round: one of its two limits, or Lemma 2 itself."""
+"""Count what decided the τ of `ali` in each round: its cap, the even pace, or Lemma 2 itself."""
 
 import functools
 from collections import Counter
@@ -9,6 +9,7 @@ from alidpfl.policies import Decision, Situation, paced
 from alidpfl.policies.pace import even_steps
 from alidpfl.privacy import MAX_STEPS, PrivacyBudget, max_steps
 from reproduction.results import Result
+from reproduction.tables import markdown_lines
 
 CAP, PACE, BOTH, LEMMA_2 = "cap", "pace", "both", "lemma2"
 """The cap of twice the even pace, the even pace, a round in which the two are equal, and a τ from Lemma 2."""
@@ -34,13 +35,14 @@ def blocks(known: Mapping[str, Result]) -> dict[str, str]:
     counts = {f"rounds_{name}": str(total[name]) for name in (CAP, PACE, BOTH, LEMMA_2)}
     could = total[CAP] + total[LEMMA_2]
     own = {split: found for split, found in by_split.items() if found[LEMMA_2]}
-    others = sum(bool(found[CAP]) for split, found in by_split.items() if split not in own)
-    places = [f"{split}: {found[LEMMA_2]} of {found[CAP] + found[LEMMA_2]}" for split, found in own.items()]
+    others = [found for split, found in by_split.items() if split not in own and found[CAP]]
+    places = [[split, f"{found[LEMMA_2]} of {found[CAP] + found[LEMMA_2]}"] for split, found in own.items()]
+    places.append([f"{len(others)} other splits", f"0 of {sum(found[CAP] for found in others)}"])
     return {
         "rounds_counted": str(total.total()),
         **counts,
         "lemma2_share": f"{total[LEMMA_2]} of {could}",
-        "lemma2_places": "; ".join([*places, f"{others} other splits: none"]),
+        "lemma2_places": "\n".join(markdown_lines(["split", "rounds"], places)),
     }
 
 

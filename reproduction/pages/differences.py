@@ -25,11 +25,10 @@ def blocks(sources: Sources) -> dict[str, str]:
     adap = sources.entry("mnist", HEADLINE, "adap_dpfl", "rdp")
     table_1 = [entry for table in sources.tables if table.grid.name == "small" for entry in table.entries]
     edges, searches = at_the_edge(sources.grids[0])
-    by_dataset = groupby(edges, key=lambda place: place[0])
     return {
         "tables_run": _tables_run(sources),
         "reached_by_dataset": "\n".join(reached_by_dataset(sources.tables)),
-        "reached": reached(sources.tables),
+        "reached": "\n".join(reached(sources.tables)),
         "middle_half": _middle_half(sources.tables),
         "differences": "\n".join(_table(sources.tables)),
         "searched": _best(sources, "mnist", lambda point: "data.pixel_range" not in point),
@@ -38,7 +37,7 @@ def blocks(sources: Sources) -> dict[str, str]:
         **{f"quiet_{clip_norm:g}": _without_noise(sources, clip_norm) for clip_norm in (1.0, 10.0, 100.0)},
         "quiet_small_step": _best(sources, "mnist-without-noise", lambda point: point == _MIDDLE),
         "edges": f"{len(edges)} of {searches}",
-        "at_the_edge": "; ".join(f"{name}: {', '.join(method for _, method in found)}" for name, found in by_dataset),
+        "at_the_edge": "\n".join(_edges(edges)),
         "adap_clip_norms": _NOT_RUN if adap is None else "\n".join(_adap(sources, adap)),
         "early_ends": _early_ends(sources.grids[0], sources.known),
         "tight_accounting": "\n".join(_tight(table_1)),
@@ -64,16 +63,17 @@ def reached_by_dataset(tables: Sequence[Table]) -> list[str]:
     return markdown_lines(["", "printed figures reached", "ours minus the paper's, mean", "range"], rows)
 
 
-def reached(tables: Sequence[Table]) -> str:
-    """Return the cells in which our run reaches the paper's figure, by the paper's accountant."""
+def reached(tables: Sequence[Table]) -> list[str]:
+    """Return a table of the cells in which our run reaches the paper's figure, by the paper's accountant."""
     found = [
-        (f"{entry.dataset}, {entry.column} ({table.grid.name})", entry.method)
+        ((table.grid.title.partition(":")[0], DATASETS[entry.dataset], entry.column), entry.method)
         for table in tables
         for entry in _comparable(table)
         if entry.difference is not None and entry.difference >= 0
     ]
     by_place = groupby(found, key=lambda one: one[0])
-    return "; ".join(f"{place}: {', '.join(method for _, method in group)}" for place, group in by_place) or "none"
+    rows = [[*place, ", ".join(f"`{method}`" for _, method in group)] for place, group in by_place]
+    return markdown_lines(["table", "data set", "column", "methods"], rows)
 
 
 def at_the_edge(grid: Grid) -> tuple[list[tuple[str, str]], int]:
@@ -81,6 +81,12 @@ def at_the_edge(grid: Grid) -> tuple[list[tuple[str, str]], int]:
     all_chosen = [(name, method, point) for name, rows in grid.tuned.items() for method, point in rows.items()]
     edges = [(name, method) for name, method, point in all_chosen if {key: point[key] for key in _MIDDLE} != _MIDDLE]
     return edges, len(all_chosen)
+
+
+def _edges(edges: Sequence[tuple[str, str]]) -> list[str]:
+    by_dataset = groupby(edges, key=lambda place: place[0])
+    rows = [[DATASETS[name], ", ".join(f"`{method}`" for _, method in found)] for name, found in by_dataset]
+    return markdown_lines(["data set", "methods with the best point at an edge"], rows)
 
 
 def _middle_half(tables: Sequence[Table]) -> str:

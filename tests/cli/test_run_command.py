@@ -88,7 +88,8 @@ def test_on_a_pipe_every_evaluation_is_one_plain_line(tmp_path):
     result = alidpfl(*run_arguments(tmp_path / "run"), "--json")  # 6 rounds, evaluated every third
     records = RunDirectory.open(tmp_path / "run").records()
     budget, *lines = result.stderr.splitlines()
-    told = re.fullmatch(r"budget: (\d+) local steps for 6 rounds; round 1 takes τ = (\d+)", budget)
+    words = r"the privacy budget pays for (\d+) local steps, in at most 6 rounds; round 1 takes τ = (\d+)"
+    told = re.fullmatch(words, budget)
     assert (int(told[1]), int(told[2])) == (12, records[0].local_steps)
     assert re.fullmatch(r"round 1/6  τ \d+  ε [\d.]+  [\d.]+ s a round", lines[0])
     for line, number in zip(lines[1:], (3, 6), strict=True):

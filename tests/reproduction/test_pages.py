@@ -108,8 +108,8 @@ def test_figures_that_we_reach_are_counted():
     table = table_so_far(grid, known)
     ((_, reached, mean, _),) = rows_of(differences.reached_by_dataset([table]), "MNIST")
     assert (reached, mean) == ("1 of 7", "-8.04")
-    assert differences.reached([table]) == "mnist, R_s = R_c/2 (small): fedavg_dp:tau=3"
-    assert differences.reached([]) == "none"
+    assert differences.reached([table])[2:] == ["| Table I | MNIST | R_s = R_c/2 | `fedavg_dp:tau=3` |"]
+    assert differences.reached([])[2:] == []
 
 
 def test_figures_in_the_text_are_those_of_the_runs(real):

@@ -256,6 +256,8 @@ def test_ours_stands_beside_the_papers(store):
     assert "2308.10457" in markdown
     assert "| ali_dpfl * | rdp-paper |" in markdown  # marked before it has been run
     assert "| ours:ali | rdp-paper |" in markdown
+    assert "| mnist | C = 0.3, η = 3, smallest C = 0.3 | `adap_dpfl` |" in markdown  # the settings have a table
+    assert "Chosen settings: mnist" not in markdown
 
 
 def test_a_data_set_that_was_not_searched_is_named(store):

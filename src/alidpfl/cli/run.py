@@ -194,9 +194,9 @@ def _print_stopping() -> None:
 def _in_words(outlook: "Outlook", rounds_done: int, max_rounds: int) -> str:
     """Return R_c, R_s and τ in words, or what is left of them."""
     paid = "rounds" if outlook.charged_by == "update" else "local steps"
-    left = "" if rounds_done == 0 else " left"
+    more = "" if rounds_done == 0 else " more"
     return (
-        f"{outlook.left:,} {paid}{left} for {max_rounds - rounds_done:,} rounds{left}; "
+        f"pays for {outlook.left:,}{more} {paid}, in at most {max_rounds - rounds_done:,}{more} rounds; "
         f"round {rounds_done + 1} takes τ = {outlook.local_steps:,}"
     )
 
@@ -269,7 +269,7 @@ class _Screen:
             self._say("epsilon does NOT cover this run:", "bold red", f"it shows {shown}")
         max_rounds = prepared.federation.settings.max_rounds
         if (outlook := prepared.federation.outlook()) is not None:
-            self._say("budget:", "bold", _in_words(outlook, rounds_done, max_rounds))
+            self._say("the privacy budget", "bold", _in_words(outlook, rounds_done, max_rounds))
             if outlook.warning is not None:
                 self._say("warning:", "yellow", outlook.warning)
         self._progress.reset(self._task, total=max_rounds, completed=rounds_done, description="training")

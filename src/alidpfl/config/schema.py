@@ -255,8 +255,9 @@ class MethodSection(_Section):
     )
     heterogeneity: float | None = _setting(
         None,
-        "Γ of Lemma 2: how much the clients' best models differ. Default: the paper's value for `data.dirichlet_beta`; "
-        "0 for `iid`, 1 for `natural`. Set it yourself in a deployment.",
+        "Γ in the [formula for τ](../explanation/theory.md#the-papers-theorem-and-lemmas): how much the clients' best "
+        "models differ. Default: the paper's value for `data.dirichlet_beta`; 0 for `iid`, 1 for `natural`. Set it "
+        "yourself in a deployment.",
         ge=0,
         example=5.0,
     )
@@ -274,14 +275,27 @@ class FederationSection(_Section):
         None, "Number of clients drawn at random in each round. Default: all.", ge=1, example=5
     )
     time_limit: Seconds | None = _setting(
-        None, 'Stop before training takes longer, such as "2h" or 90 (seconds).', gt=0, le=1e9, example="2h"
+        None,
+        'Longest time for training, such as "2h" or 90 (seconds). The run stops before a round that would probably '
+        "exceed it, judged by the slowest round so far.",
+        gt=0,
+        le=1e9,
+        example="2h",
     )
     traffic_limit: Bytes | None = _setting(
-        None, 'Stop before more bytes have travelled, such as "5GB".', gt=0, example="5GB"
+        None,
+        'Largest number of bytes that the server sends and receives, such as "5GB". The run stops before a round that '
+        "would exceed it.",
+        gt=0,
+        example="5GB",
     )
     momentum: float = _setting(0.0, "Momentum of the server's step.", ge=0, lt=1)
     averaging: float = _setting(
-        0.0, "Weight of the past in the moving average that is evaluated and saved.", ge=0, lt=1
+        0.0,
+        "Decay of the moving average of the model's weights over rounds. The average is evaluated and saved instead of "
+        "the last weights. 0: no average.",
+        ge=0,
+        lt=1,
     )
     quorum: float = _setting(
         0.5, "Share of a round's updates that must arrive; with fewer, the model stays as it is.", gt=0, le=1
@@ -360,7 +374,7 @@ class EvaluationSection(_Section):
     )
     releases: int = _setting(
         5,
-        "Evaluations that the held-out rows' ε is divided among. The last round has one of them, and half of this ε.",
+        "Number of evaluations. They share the ε of the held-out rows. The one after the last round gets half of it.",
         ge=1,
         le=1000,
     )

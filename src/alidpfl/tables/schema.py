@@ -164,7 +164,7 @@ class Schema(_Part):
     )
     target: Annotated[Target, Field(discriminator="kind")] = _key(..., "What the model learns to predict.")
     columns: dict[Name, Annotated[Column, Field(discriminator="kind")]] = _key(
-        ..., "What it predicts from. Their order is the order of the vector.", min_length=1
+        ..., "The columns that the model predicts from. Their order is the order of the row's vector.", min_length=1
     )
 
     @model_validator(mode="after")

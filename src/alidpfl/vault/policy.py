@@ -90,7 +90,8 @@ class AccountingSection(_Section):
 
     kind: AccountingKind = Field(
         "planned",
-        description="`planned` charges each step at the terms' q and σ, `filter` at its own q and σ by a Rényi filter.",
+        description="`planned` charges every step as if it had the largest q and the least σ of [terms]. `filter` "
+        "charges the q and σ that a step has ([Rényi filter](../explanation/proofs/filter.md)).",
     )
     accountant: AccountantName = Field("pld", description="Accountant of `planned`; `pld` is the tightest.")
 
@@ -98,8 +99,10 @@ class AccountingSection(_Section):
 class TermsSection(_Section):
     """[terms]: the largest q, the least σ, and where the noise is added."""
 
-    sample_rate: float = Field(gt=0, le=1, examples=[0.04], description="The largest q.")
-    min_noise_multiplier: float = Field(ge=1e-3, le=1e6, examples=[1.1], description="The least σ.")
+    sample_rate: float = Field(gt=0, le=1, examples=[0.04], description="The largest q that a request may have.")
+    min_noise_multiplier: float = Field(
+        ge=1e-3, le=1e6, examples=[1.1], description="The least σ that a request may have."
+    )
     release: Release = Field(
         "step", description="Noise on every step, or on a round's whole update (`pe_dpfl`, variant `output`)."
     )
@@ -155,16 +158,24 @@ class LimitsSection(_Section):
         ge=1e-3,
         le=1e6,
         examples=[100.0],
-        description="The largest σ. Under `filter`, steps with much noise cost so little that a server could time "
-        "millions of them. Default: 100, or ten times the least σ if that is more.",
+        description="The largest σ. Under `filter`, steps with much noise cost so little that a server could ask for "
+        "millions of them and measure how long they take. Default: 100, or ten times the least σ if that is more.",
     )
     max_rounds: int = Field(
         10_000, ge=1, le=1_000_000_000, description="Rounds that the vault serves in all, lost rounds included."
     )
     max_queries: int = Field(
-        100, ge=0, le=1_000_000_000, description="Evaluations that the vault answers in all; the same for statistics."
+        100,
+        ge=0,
+        le=1_000_000_000,
+        description="Evaluations that the vault answers in all. Statistics have a limit of their own, of the same "
+        "size.",
     )
-    on_excess: OnExcess = Field("cut", description="Run as many steps as the policy allows, or refuse the round.")
+    on_excess: OnExcess = Field(
+        "cut",
+        description="If a server asks for more steps than `max_steps_per_round` or the budget allows: `cut` runs as "
+        "many as are allowed, `refuse` refuses the round.",
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> "LimitsSection":
