@@ -45,6 +45,9 @@ def run(  # noqa: PLR0917 - they are options
     epsilon: Annotated[float | None, Option(help="ε of every client (privacy.epsilon).")] = None,
     delta: Annotated[float | None, Option(help="δ of every client (privacy.delta).")] = None,
     rounds: Annotated[int | None, Option(help="Largest number of rounds (federation.max_rounds).")] = None,
+    after: Annotated[
+        list[Path] | None, Option(help="File of `alidpfl statistics` on the same data: its ε is part of this budget.")
+    ] = None,
     out: Annotated[Path | None, Option(help="Folder of the run. Default: a new one under runs/.")] = None,
     resume_dir: Annotated[
         Path | None, Option("--resume", metavar="DIR", help="Resume a stopped or killed run.")
@@ -71,7 +74,7 @@ def run(  # noqa: PLR0917 - they are options
     """
     config, files = _inputs(inputs or [], is_table=schema is not None or bool(data))
     changes = _changes(data_dir, schema, [*(data or []), *files], epsilon=epsilon, delta=delta, rounds=rounds)
-    if resume_dir is not None and (changes or any(x is not None for x in (config, overrides, out, plan))):
+    if resume_dir is not None and (changes or any(x is not None for x in (config, overrides, out, plan, after))):
         raise ConfigError(
             "--resume takes its settings from the folder; leave out the configuration and the other settings"
         )
@@ -93,9 +96,10 @@ def run(  # noqa: PLR0917 - they are options
             from alidpfl.config import load_config  # first: an error in a setting must not wait for torch
 
             settings = load_config(config, changes + (overrides or [])).with_absolute_paths()
+            from alidpfl.runs.earlier import with_earlier_releases
             from alidpfl.runs.tables import plans_itself, with_table_defaults
 
-            settings = with_table_defaults(settings)
+            settings = with_earlier_releases(with_table_defaults(settings), after or [])
             from alidpfl.runs.data import secret_key
             from alidpfl.runs.execute import execute, simulated
 

@@ -25,6 +25,7 @@ FEATURE_SETTINGS = tuple(("model", key) for key in ("frequencies", "upright", "p
 _LATER_SETTINGS: dict[tuple[str, str], Any] = {
     ("privacy", "noise"): "gaussian",
     ("privacy", "unit"): "record",
+    ("privacy", "earlier_noise"): [],
     ("model", "quantile"): 0.5,
     ("data", "loader_options"): {},
     ("data", "files"): [],
@@ -222,6 +223,13 @@ class PrivacySection(_Section):
         '`data.standardise = "private"` makes one. Default for tables: the σ at which this release costs a hundredth '
         "of the budget.",
         gt=0,
+    )
+    earlier_noise: tuple[Annotated[float, Field(gt=0)], ...] = _setting(
+        (),
+        "σ of each release that every client made from the same records before this run, such as by `alidpfl "
+        "statistics`. The budget pays for these too. `alidpfl run --after FILE` sets it.",
+        strict=False,  # TOML has lists, not tuples
+        example=[7.5],
     )
     unsafe: tuple[Literal["unaccounted-signals"], ...] = _setting(
         (),

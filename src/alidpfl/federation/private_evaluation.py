@@ -32,6 +32,7 @@ class PrivateEvaluation:
         max_rounds: int,
         clients: Sequence[ClientId],
         unit: float = 1.0,
+        earlier: Sequence[GaussianRelease] = (),
     ) -> None:
         """Plan the evaluations; nothing is charged yet.
 
@@ -43,23 +44,28 @@ class PrivateEvaluation:
             max_rounds: largest number of rounds, over which the others are spread.
             clients: the clients to ask.
             unit: what a difference of 1 between two numbers is in the unit that errors are shown in.
+            earlier: what was released from the held-out records before. The budget pays for it too.
+
+        Raises:
+            BudgetExceededError: the budget does not pay for the earlier releases.
         """
         self._query, self._budget, self._accountant = query, budget, accountant
         self._releases, self._every = releases, -(-max_rounds // releases)
         self._clients, self._unit = tuple(clients), unit
-        self._filter = GaussianFilter.for_budget(budget, accountant)
+        self._earlier = tuple(earlier)
+        self._filter = GaussianFilter.for_budget(budget, accountant).left_after(self._earlier)
         self._asked = 0
         self._last: dict[str, Any] | None = None
 
     @property
     def epsilon(self) -> float:
         """ε that every client's held-out records have spent so far."""
-        return epsilon(self._filter.mechanisms, self._budget.delta, self._accountant)
+        return epsilon([*self._earlier, *self._filter.mechanisms], self._budget.delta, self._accountant)
 
     def group_epsilon(self, group: int) -> float:
         """Return ε of so many held-out records of one client at once, if all evaluations take place."""
         whole = GaussianRelease(noise_multiplier=self._filter.noise_multiplier)
-        return group_epsilon([whole], self._budget.delta, group)
+        return group_epsilon([*self._earlier, whole], self._budget.delta, group)
 
     def plans(self, rounds_done: int, *, is_last: bool) -> list[ReleasePlan]:
         """Charge an evaluation and return what to ask of each client; nothing if none is due or paid for.

@@ -17,6 +17,7 @@ planned steps compose as if there was one release with s beside the steps.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from alidpfl.errors import BudgetExceededError
@@ -53,6 +54,25 @@ class GaussianFilter:
     def for_budget(cls, budget: PrivacyBudget, accountant: str = "pld") -> "GaussianFilter":
         """Return the filter for records that are in these releases and in nothing else."""
         return cls(noise_multiplier=noise_multiplier_for(budget, 1.0, 1, accountant=accountant))
+
+    def left_after(self, releases: Sequence[GaussianRelease]) -> "GaussianFilter":
+        """Return a filter for what releases before leave of this one; nothing of it is spent yet.
+
+        >>> GaussianFilter(noise_multiplier=3.0).left_after([GaussianRelease(noise_multiplier=5.0)])
+        GaussianFilter(noise_multiplier=3.75..., spent=0.0)
+        """
+        spent = 0.0
+        for release in releases:
+            spent = _sum(spent, release.count * _cost(release.noise_multiplier))
+        if spent == 0:
+            return self
+        left = math.nextafter(self.limit - spent, -math.inf)
+        if left <= 0:
+            raise BudgetExceededError(
+                f"earlier releases use up the budget: together they are one with noise_multiplier="
+                f"{1 / math.sqrt(spent):.4g}, and it pays for {self.noise_multiplier:.4g} or more; raise epsilon"
+            )
+        return GaussianFilter(noise_multiplier=min(MAX_NOISE_MULTIPLIER, 1 / math.sqrt(left) * _MARGIN))
 
     @property
     def limit(self) -> float:

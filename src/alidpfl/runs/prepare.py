@@ -246,6 +246,7 @@ def private_evaluation(
         max_rounds=config.training_rounds,
         clients=clients,
         unit=unit,
+        earlier=earlier_releases(config),
     )
 
 
@@ -309,10 +310,16 @@ def _noise_multiplier(config: Config) -> float:
 
 
 def releases_before(config: Config) -> tuple[GaussianRelease, ...]:
-    """Return what every client is charged before the first round: the statistics of its features or rows."""
+    """Return what every client is charged before the first round: earlier releases, and statistics of this run."""
+    earlier = earlier_releases(config)
     if not config.has_statistics:
-        return ()
-    return (GaussianRelease(noise_multiplier=config.privacy.statistics_noise, count=config.statistics_rounds),)
+        return earlier
+    return (*earlier, GaussianRelease(noise_multiplier=config.privacy.statistics_noise, count=config.statistics_rounds))
+
+
+def earlier_releases(config: Config) -> tuple[GaussianRelease, ...]:
+    """Return what was released from all records, held-out ones too, before this run."""
+    return tuple(GaussianRelease(noise_multiplier=noise) for noise in config.privacy.earlier_noise)
 
 
 def accountant_of(config: Config) -> str:
