@@ -102,7 +102,7 @@ def test_every_model_of_a_configuration_can_be_audited(model):
     settings = ("--set", f"model.name={model}", "--set", "privacy.max_steps=3", "--set", "privacy.accountant=rdp")
     done = alidpfl("audit", *settings, *QUICK, "--json")
     assert done.exit_code == 0, done.stderr
-    assert json.loads(done.stdout)["one_step"]["strength"] > 0.999
+    assert json.loads(done.stdout)["one_step"]["strength"] > 0.995  # clipping is 0.4 % lower, for rounding
 
 
 @pytest.mark.parametrize(

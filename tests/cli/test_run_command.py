@@ -152,7 +152,7 @@ def test_rounds_of_very_many_steps_are_warned_of_before_the_first(tmp_path, monk
     assert result.exit_code == 130
     budget, warning, *_ = result.stderr.splitlines()
     steps, first = (
-        int(number.replace(",", "")) for number in re.search(r": ([\d,]+) local .* τ = ([\d,]+)", budget).groups()
+        int(number.replace(",", "")) for number in re.search(r"([\d,]+) local .* τ = ([\d,]+)", budget).groups()
     )
     assert first == steps // 2 > 10_000
     assert f"warning: a round takes τ = {first:,} local steps, {first / 10:,.0f} passes of every client" in warning

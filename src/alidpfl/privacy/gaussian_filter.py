@@ -58,8 +58,9 @@ class GaussianFilter:
     def left_after(self, releases: Sequence[GaussianRelease]) -> "GaussianFilter":
         """Return a filter for what releases before leave of this one; nothing of it is spent yet.
 
-        >>> GaussianFilter(noise_multiplier=3.0).left_after([GaussianRelease(noise_multiplier=5.0)])
-        GaussianFilter(noise_multiplier=3.75..., spent=0.0)
+        >>> left = GaussianFilter(noise_multiplier=3.0).left_after([GaussianRelease(noise_multiplier=5.0)])
+        >>> round(left.noise_multiplier, 6)  # 1/9 - 1/25 = 1/3.75²
+        3.75
         """
         spent = 0.0
         for release in releases:
