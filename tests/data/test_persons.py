@@ -11,7 +11,9 @@ import torch
 from alidpfl.data import load
 from alidpfl.data.own import load_client, load_client_file, persons_of
 from alidpfl.data.persons import person_numbers
+from alidpfl.dpsgd import Groups
 from alidpfl.errors import DataError
+from alidpfl.federation.client import ClientData
 from tests.data.test_own import save
 
 NAMES = ["secret-7", "secret-3", "secret-7"]
@@ -122,6 +124,16 @@ class TestNpz:
     def test_a_file_without_persons_says_so(self, tmp_path):
         path = save(tmp_path / "a.npz", x=np.zeros((4, 2), np.float32), y=np.arange(4) % 2)
         assert load_client_file(path).persons is None
+
+
+def test_groups_and_client_data_hide_what_they_hold():
+    groups = Groups.of(torch.tensor([123457, 123457, 7]))
+    data = ClientData(
+        inputs=torch.full((3, 1), 8.75), targets=torch.full((3,), 654321), rows=torch.tensor([0, 1, 2]), groups=groups
+    )
+    for text in (repr(groups), repr(data), str(data)):
+        assert "tensor" not in text
+        assert "654321" not in text
 
 
 class TestGroups:

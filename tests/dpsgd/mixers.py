@@ -373,6 +373,27 @@ def _scaled_by_the_largest(outputs: Tensor, numbers: Tensor) -> Tensor:
     return squared_error(outputs, numbers) / numbers.abs().max()
 
 
+def _skipped_if_not_finite(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The guard of many training loops: a batch with a loss that overflows is skipped."""
+    losses = cross_entropy(outputs, targets)
+    return losses if losses.isfinite().all() else losses.nan_to_num(0, 0, 0) * 0
+
+
+def _skipped_number(outputs: Tensor, numbers: Tensor) -> Tensor:
+    losses = squared_error(outputs, numbers)
+    return losses if losses.isfinite().all() else outputs[:, 0].nan_to_num(0, 0, 0) * 0
+
+
+def _limited_by_the_largest(outputs: Tensor, numbers: Tensor) -> Tensor:
+    losses = squared_error(outputs, numbers)
+    return losses if losses.max() < 1e12 else losses / losses.max()
+
+
+def _finite_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Replaces a record's own loss: no other record's."""
+    return cross_entropy(outputs, targets).nan_to_num(0, 0, 0)
+
+
 MIXERS = {
     "switch routing, capacity 1": Case(lambda: Experts(switch(1.0))),
     "switch routing, capacity 1.25": Case(lambda: Experts(switch(1.25))),
@@ -432,6 +453,10 @@ MIXERS = {
     "frequencies of equal counts": of_numbers(_equal_counts),
     "share of zeros": of_numbers(_excess_zeros),
     "scaled by the largest target": of_numbers(_scaled_by_the_largest),
+    "a batch skipped if a loss is not finite": with_loss(_skipped_if_not_finite),
+    "a batch skipped if an error is not finite": of_numbers(_skipped_number),
+    "a batch scaled down if an error is huge": of_numbers(_limited_by_the_largest),
+    "a batch without outputs that are no numbers": around(lambda x: x.tanh() if not x.isnan().any() else x.tanh() * 0),
 }
 """Each of them must be refused."""
 

@@ -237,6 +237,26 @@ def test_softmax_regression_with_cancelling_persons(features, records, path):
             assert norm(sums[2]) <= clip_norm * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("records", [2, 3])
+@pytest.mark.parametrize("distance_of_records", [1e-2, 1e-3, 1e-4, 1e-5])
+def test_softmax_regression_with_persons_of_nearly_equal_records(distance_of_records, records, path):
+    """Their products are rounded differently, and hardly anything is left of their sum."""
+    features, count = 24, 40
+    model = nn.Linear(features, records, bias=False)
+    nn.init.zeros_(model.weight)
+    rows, weights = _as_persons(count, records)
+    y = torch.arange(records).repeat(count)
+    for seed in range(5):
+        one = _of(seed, count, 1, features)
+        x = (one * (1 + distance_of_records * _of(seed + 50, count, records, features))).flatten(0, 1).contiguous()
+        clipper = SoftmaxClipper(model)
+        for person in range(count):
+            found = clipper.clipped_sum(
+                x, y, clip_norm=1e-6, seed=0, rows=rows[person : person + 1], weights=weights[person : person + 1]
+            )
+            assert norm(found.gradients) <= 1e-6 * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38, 1e31, 1e20])
 @pytest.mark.parametrize("name", ["mlp", "paper-cnn-mnist", "sequence-gram", "sequence-stored", "fallback", "softmax"])
 def test_a_record_that_is_not_finite_drops_its_person_and_nobody_else(name, value, path):

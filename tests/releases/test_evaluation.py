@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from scipy import stats
 from torch import nn
 
-from alidpfl.dpsgd import RandomStream
+from alidpfl.dpsgd import Groups, RandomStream
 from alidpfl.releases.compute import evaluated
 from alidpfl.releases.estimates import NoisedSums
 from alidpfl.releases.evaluation import contributions
@@ -128,6 +128,18 @@ def test_the_noise_is_that_of_the_charge_in_every_coordinate(noise):
     assert np.abs(correlations).max() < 6 / math.sqrt(300)
     scales = asked.layout.scales
     assert NoisedSums.of(asked, [drawn[0]], [sigma]).noise == {name: sigma / scale for name, scale in scales.items()}
+
+
+@pytest.mark.parametrize("groups", [None, Groups.of(torch.tensor([0, 0, 1, 1, 1]))])
+def test_records_go_through_the_model_one_at_a_time(groups):
+    """In one product, a record could change how the outputs of others round, and so their bins."""
+    seen, model = [], nn.Linear(4, 2)
+    model.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    evaluated(
+        query("two classes"), model, torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1]), torch.arange(5),
+        noise_multiplier=2.0, random=RandomStream.seeded(1), groups=groups, max_records=2,
+    )  # fmt: skip
+    assert seen == [1] * (5 if groups is None else 4)
 
 
 def test_no_records_release_noise_alone():

@@ -58,10 +58,10 @@ def _told(folder) -> tuple[list, list, dict]:
         vault.clock = lambda: 0
         service, bodies = Service(vault), _bodies(vault)
         try:
-            answers = asyncio.run(_answers(bodies, httpx.ASGITransport(service.app)))
+            *answers, info = asyncio.run(_answers(bodies, httpx.ASGITransport(service.app)))
         finally:
             service.stop()
-        sums, rest = [], []
+        sums, rest = [], [info]
         for content, (code, headers, answer) in zip(bodies, answers, strict=True):
             if code == 200 and b"alidpfl-vault-query-1" in content:
                 asked = ReleaseRequest.model_validate_json(_metadata(content))
@@ -87,7 +87,7 @@ async def _answers(bodies, transport) -> list[tuple]:
             found.append((answer.status_code, dict(answer.headers), answer.content))
         info = (await client.get("/v1/info")).json()
         found.append((200, {}, {**info, "vault": None}))
-        return found[:-1]
+        return found
 
 
 def _vault(parent, rows):

@@ -126,6 +126,12 @@ def test_less_epsilon_for_held_out_rows_is_kept_to(files, tmp_path):
     assert 0.4 < outcome.held_out.epsilon <= 0.5  # one of three releases was not due
 
 
+def test_a_grid_that_does_not_cover_the_evaluations_is_refused_before_the_first_round(files):
+    """With a tiny ε of held-out rows their noise is larger than the grid can be."""
+    with pytest.raises(ConfigError, match="noise"):
+        prepare(settings(files, 'privacy.noise="grid"', "evaluation.epsilon=0.0001", "privacy.sample_rate=0.02"))
+
+
 @pytest.mark.parametrize("changes", [(), ("data.standardise=private",)])
 def test_evaluations_have_the_noise_of_the_run(files, tmp_path, monkeypatch, changes):
     def refused(self, count):

@@ -17,7 +17,7 @@ ROW_LEVEL = (
 """The warning of a run that protects records though its data have persons."""
 
 _KINDS = "iuUT"  # whole numbers and texts, also numpy's own variable-width texts
-_MISSING = ("", "na", "nan", "nat", "none", "null", "<na>")
+_MISSING = ("", "na", "n/a", "nan", "nat", "none", "null", "<na>")
 """What a missing name becomes where names are made texts. Those who have it would all be one person."""
 
 

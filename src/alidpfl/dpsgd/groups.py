@@ -4,7 +4,7 @@ With the unit of privacy a person, a step draws persons by `poisson_sample`, and
 person's gradient is the mean over these records, clipped once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,9 +24,9 @@ class Groups:
     (2, [1, 0, 2, 3], [0, 1, 4])
     """
 
-    rows: Tensor
+    rows: Tensor = field(repr=False)  # hidden: printing or logging groups must not show who has how many records
     """(n,) int64 rows of all records, person by person."""
-    offsets: Tensor
+    offsets: Tensor = field(repr=False)
     """(persons + 1,) int64: where the rows of each person begin, and where the last one's end."""
 
     def __post_init__(self) -> None:

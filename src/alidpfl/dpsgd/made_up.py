@@ -98,6 +98,12 @@ class SampleMaker:
         exponents = kind.spread * (2 * torch.rand(size, generator=random, device="cpu") - 1)
         return (rows * (10**exponents).view(size, *[1] * len(self.shape))).to(self.device, self.dtype)
 
+    def extremes(self, size: int) -> Tensor:
+        """Return inputs (size, ...) that overflow or are no numbers. They show "skip the batch if it is not finite"."""
+        values = torch.tensor([3e38, math.nan, -3e38, 1e12], dtype=torch.float32)
+        rows = values.repeat(-(-size // len(values)))[:size].view(size, *[1] * len(self.shape))
+        return rows.expand(size, *self.shape).to(self.device, self.dtype).contiguous()
+
     @staticmethod
     def _normal(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=random, dtype=torch.float32, device="cpu")

@@ -5,7 +5,8 @@ gradients of made-up samples in several batches and compare them:
 
 - a full micro-batch against a permuted half and two quarters, and a quarter twice in one batch;
 - a few of its samples against plain autograd, each alone;
-- a few samples among others against the same samples at the same places among zeros, and among outliers.
+- a few samples among others against the same samples at the same places among zeros, among outliers, and among values
+  that overflow or are no numbers.
 
 The last one needs no tolerance for rounding: a product of the same shape rounds each row in the same way, whatever
 the other rows hold. So it also runs during training, at weights that a hostile server may have sent.
@@ -13,6 +14,7 @@ the other rows hold. So it also runs during training, at weights that a hostile 
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -179,6 +181,14 @@ class MixingTrials:
             others[few], labels[few] = x[few], y[few]
             if _differ((self._norms(others, labels)[few], {}), (among_others, {})):
                 raise _mixes("the other records of the batch")
+        if x.is_floating_point():
+            others = maker.extremes(size)
+            others[few] = x[few]
+            found = among_others
+            with suppress(Exception):  # a model or a loss may refuse such values, which is no mixing
+                found = self._norms(others, y)[few]
+            if _differ((found, {}), (among_others, {})):
+                raise _mixes("other records of the batch that overflow or are no numbers")
 
     def _norms(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the norms in the model's own mode. Dropout draws the same numbers in every call."""

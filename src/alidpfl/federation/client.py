@@ -7,7 +7,7 @@ admitted by name and are outside every guarantee.
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +45,9 @@ class ClientData:
     Its length is the number of its units: of its persons if there are `groups`, of its records otherwise.
     """
 
-    inputs: Tensor
-    targets: Tensor
-    rows: Tensor
+    inputs: Tensor = field(repr=False)  # hidden: printing or logging data must not reveal them
+    targets: Tensor = field(repr=False)
+    rows: Tensor = field(repr=False)
     """(n,) int64: the client's rows."""
     groups: Groups | None = None
     """The rows of each person, if the unit of privacy is a person. None means that it is a record."""

@@ -62,6 +62,17 @@ class PrivateEvaluation:
         """ε that every client's held-out records have spent so far."""
         return epsilon([*self._earlier, *self._filter.mechanisms], self._budget.delta, self._accountant)
 
+    @property
+    def size(self) -> int:
+        """Number of values of a release."""
+        return self._query.layout.size
+
+    @property
+    def most_noise(self) -> float:
+        """Largest σ of any evaluation."""
+        shares = [_OF_THE_LAST, (1 - _OF_THE_LAST) / (self._releases - 1)] if self._releases > 1 else [1.0]
+        return max(map(self._filter.noise_for, shares))
+
     def group_epsilon(self, group: int) -> float:
         """Return ε of so many held-out records of one client at once, if all evaluations take place."""
         whole = GaussianRelease(noise_multiplier=self._filter.noise_multiplier)

@@ -14,6 +14,7 @@ from alidpfl.data.dataset import check_counts
 from alidpfl.data.partition import small_clients
 from alidpfl.dpsgd import make_loss
 from alidpfl.errors import ConfigError
+from alidpfl.federation.client import check_grid
 from alidpfl.federation.loop import Federation
 from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.private_evaluation import PrivateEvaluation
@@ -238,7 +239,7 @@ def private_evaluation(
             f"evaluation.epsilon={own:g} must not exceed privacy.epsilon={privacy.epsilon:g}, which is promised for "
             "every record; lower it, or leave it out"
         )
-    return PrivateEvaluation(
+    evaluation = PrivateEvaluation(
         query=EvaluationQuery(task=kind, outputs=outputs, **_numbers(config)),
         budget=PrivacyBudget(epsilon=own, delta=privacy.delta),
         accountant=accountant_of(config),
@@ -248,6 +249,9 @@ def private_evaluation(
         unit=unit,
         earlier=earlier_releases(config),
     )
+    if privacy.noise == "grid":  # before the first round is charged
+        check_grid("step", evaluation.most_noise, evaluation.size)
+    return evaluation
 
 
 def _numbers(config: Config) -> dict[str, Any]:
