@@ -24,9 +24,10 @@ HEADLINES: Mapping[str, str] = {
     "r2": "R²",
     "rmse": "RMSE",
     "auc": "AUC",
+    "log_loss": "log loss",
 }
 """The metrics that stand for a task, with their titles. The first that a run has stands for it; see `headline`."""
-SMALLER_IS_BETTER = frozenset({"pinball", "rmse"})
+SMALLER_IS_BETTER = frozenset({"pinball", "rmse", "log_loss"})
 """The headlines of which the least value is the best."""
 _TWO_SIDED = 0.975  # the quantile of a 95 % interval
 _NORMAL = float(special.ndtri(_TWO_SIDED))
@@ -63,6 +64,8 @@ class Measures:
     """95 % intervals: what other records of the same kind could have given, and other noise if there is noise."""
     calibration: tuple[CalibrationBin, ...] = ()
     """The calibration curve of a class task, or of all labels together."""
+    hidden: tuple[str, ...] = ()
+    """Metrics that the noise of a release hides. They are left out above."""
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,29 @@ def test_what_noise_hides_is_left_out():
     few = estimate(noised(query("two classes"), (outputs, targets), np.random.default_rng(1), noise=0.6))
     assert "accuracy" in few.values
     assert "auc" not in few.values
+    assert "auc" in few.hidden
+    assert "accuracy" not in few.hidden
+    assert set(found.hidden) == METRICS["two classes"]
+
+
+@pytest.mark.parametrize("task", OUTPUTS)
+def test_every_metric_is_shown_or_said_to_be_hidden(task):
+    records = population(task, np.random.default_rng(0), 400)
+    for noise in (1e-6, 3.0, 30.0, 1000.0):
+        found = estimate(noised(query(task), records, np.random.default_rng(1), noise=noise))
+        assert set(found.values) | set(found.hidden) == METRICS[task]
+        assert not set(found.values) & set(found.hidden)
+
+
+def test_r2_of_a_target_with_few_large_values_is_clear_of_noise():
+    """Most of the range is empty, as with visits to a doctor: the weights of the sums decide how much noise R² has."""
+    random = np.random.default_rng(2)
+    targets = np.clip(random.exponential(0.3, 4000) - 1, -1, 1)
+    outputs = (targets + 0.1 * random.normal(size=4000))[:, None]
+    told = [estimate(noised(query("number"), (outputs, targets), random, noise=3.0)) for _ in range(100)]
+    values = [one.values["r2"] for one in told if "r2" in one.values]
+    assert len(values) == 100
+    assert np.std(values) < 0.13  # with equal weights it would be 0.17
 
 
 @pytest.mark.parametrize(("task", "errors"), [("number", ("mae", "rmse")), ("two classes", ("log_loss", "brier"))])
@@ -146,7 +169,7 @@ def test_trivial_values_have_no_bias_by_noise(task):
     exact, asked = exact_measures(task, outputs, targets), query(task)
     told = [estimate(noised(asked, (outputs, targets), random, noise=3.0)).baseline for _ in range(30)]
     for name in METRICS[task] & {"mae", "pinball"}:
-        assert np.mean([one[name] for one in told]) == pytest.approx(exact.baseline[name], rel=0.1)
+        assert np.mean([one[name] for one in told]) == pytest.approx(exact.baseline[name], rel=0.15)
 
 
 def test_calibration_of_labels_shows_a_model_that_is_too_sure():

@@ -155,6 +155,12 @@ def _report(outcome: "Outcome", as_json: bool) -> None:
     if as_json or outcome.stop_reason == "interrupted":
         return
     show(Path(outcome.out))
+    if outcome.hidden:
+        typer.echo(
+            f"noise hides {', '.join(outcome.hidden)} on the held-out rows; to see more, raise held_out in the schema "
+            "or evaluation.epsilon, or set evaluation.releases=1",
+            err=True,
+        )
     if outcome.weakness is not None:
         typer.echo(f"warning: {outcome.weakness}", err=True)
     typer.echo(f"{_result(outcome)} at {_claim(outcome)}; kept in {outcome.out}")

@@ -27,6 +27,11 @@ _LEAST_EDGES = 4
 _TAIL = 3.0  # width of the two outer bins, in widths of their neighbours
 _LARGEST_LOGIT = 12.0
 _PARTS = 8  # of a bin of targets
+_EXPECTED = {
+    "class": ("accuracy", "auc", "log_loss", "brier", "macro_f1"),
+    "labels": ("auc", "log_loss", "brier", "macro_f1"),
+    "number": ("r2", "rmse", "mae"),
+}
 _BINARY = 2
 
 
@@ -74,12 +79,14 @@ def estimate(noised: NoisedSums, *, unit: float = 1.0) -> Measures:
     with np.errstate(all="ignore"):  # what is not finite is left out
         found = _numbers(noised, unit) if noised.query.task == "number" else _scored(noised)
         curve = _calibration(noised)
+    expected = (*_EXPECTED[noised.query.task], *([] if noised.query.quantile is None else ["pinball"]))
     kept = {n: one for n, one in found.items() if one is not None and np.isfinite([one.value, one.variance]).all()}
     return Measures(
         values={name: _shown(one, one.value) for name, one in kept.items()},
         baseline={name: float(one.baseline) for name, one in kept.items() if one.baseline is not None},
         intervals={name: _interval(one) for name, one in kept.items()},
         calibration=curve,
+        hidden=tuple(name for name in expected if name not in kept),
     )
 
 
@@ -278,49 +285,62 @@ def _middles(query: EvaluationQuery) -> Array:
 
 
 def _numbers(noised: NoisedSums, unit: float) -> dict[str, _Found | None]:
-    query, sums, noise = noised.query, noised.sums["moments"], noised.noise["moments"]
-    count, error, error2, error4, y, y2, y3, y4, error2_y, error2_y2, *pinball = map(float, sums)
-    if count < _CLEAR * noise:
+    query, noise = noised.query, noised.noise
+    sums = {name: float(values[0]) for name, values in noised.sums.items() if name != "targets"}
+    count, error, error2 = sums["count"], sums["error"], sums["error2"]
+    if count < _CLEAR * noise["count"]:
         return {}
     scale = unit * query.largest_error
-    mae, of_mae = _mean(error, count, error2 / count - (error / count) ** 2, noise, noise)
-    mse, of_mse = _mean(error2, count, error4 / count - (error2 / count) ** 2, noise, noise)
-    mean = y / count
-    variance = y2 / count - mean**2
-    spread = unit * query.half * math.sqrt(max(0.0, variance))
+    variance, deviation = _variance(sums, noise)
     found: dict[str, _Found | None] = {}
-    if error > _SHOWN * noise:
-        found["mae"] = _Found(scale * mae, scale**2 * of_mae, _trivial(noised, 0.5, 2 * unit), 0, scale)
-    if query.quantile is not None and pinball[0] > _SHOWN * noise:
-        of_mean = _mean(pinball[0], count, pinball[1] / count - (pinball[0] / count) ** 2, noise, noise)
-        trivial = _trivial(noised, query.quantile, unit)
-        found["pinball"] = _Found(scale * of_mean[0], scale**2 * of_mean[1], trivial, 0, scale)
-    if error2 > _SHOWN * noise:
-        found["rmse"] = _Found(scale**2 * mse, scale**4 * of_mse, spread, 0, scale**2, is_squared=True)
-    if variance * count > _CLEAR * noise * math.sqrt(1 + 4 * mean**2):
-        ratio = (query.largest_error / query.half) ** 2
-        unexplained = ratio * mse / variance
-        # Derivatives of the share by the sums of 1, e², y and y². They are of degree 0: what records add is centred.
-        slopes = np.array(
-            [
-                unexplained * (-1 / count + (y2 / count**2 - 2 * y**2 / count**3) / variance),
-                unexplained / error2 if error2 else 0.0,
-                unexplained * 2 * y / count**2 / variance,
-                -unexplained / count / variance,
-            ]
-        )
-        products = np.array(
-            [
-                [count, error2, y, y2],
-                [error2, error4, error2_y, error2_y2],
-                [y, error2_y, y2, y3],
-                [y2, error2_y2, y3, y4],
-            ]
-        )
-        sampling = max(0.0, float(slopes @ products @ slopes))
-        by_noise = noise**2 * float(slopes @ slopes)
-        found["r2"] = _Found(1 - unexplained, sampling + by_noise, 0.0, -math.inf, 1)
+    if error > _SHOWN * noise["error"]:
+        spread = error2 / count - (error / count) ** 2
+        value, of_value = _mean(error, count, spread, noise["error"], noise["count"])
+        found["mae"] = _Found(scale * value, scale**2 * of_value, _trivial(noised, 0.5, 2 * unit), 0, scale)
+    if query.quantile is not None and sums["pinball"] > _SHOWN * noise["pinball"]:
+        spread = sums["pinball2"] / count - (sums["pinball"] / count) ** 2
+        value, of_value = _mean(sums["pinball"], count, spread, noise["pinball"], noise["count"])
+        found["pinball"] = _Found(scale * value, scale**2 * of_value, _trivial(noised, query.quantile, unit), 0, scale)
+    if error2 > _SHOWN * noise["error2"]:
+        spread = sums["error4"] / count - (error2 / count) ** 2
+        value, of_value = _mean(error2, count, spread, noise["error2"], noise["count"])
+        trivial = unit * query.half * math.sqrt(max(0.0, variance))
+        found["rmse"] = _Found(scale**2 * value, scale**4 * of_value, trivial, 0, scale**2, is_squared=True)
+    if variance > _CLEAR * deviation:
+        found["r2"] = _r2(query, sums, noise, variance)
     return found
+
+
+def _variance(sums: Mapping[str, float], noise: Mapping[str, float]) -> tuple[float, float]:
+    """Return the variance of the targets, and the standard deviation that noise gives it."""
+    count, mean = sums["count"], sums["target"] / sums["count"]
+    by_noise = math.hypot(noise["target2"], 2 * mean * noise["target"], mean**2 * noise["count"])
+    return sums["target2"] / count - mean**2, by_noise / count
+
+
+def _r2(query: EvaluationQuery, sums: Mapping[str, float], noise: Mapping[str, float], variance: float) -> _Found:
+    count, error2, y, y2 = (sums[name] for name in ("count", "error2", "target", "target2"))
+    unexplained = (query.largest_error / query.half) ** 2 * error2 / count / variance
+    # Derivatives of the share by the sums of 1, e², y and y². They are of degree 0: what records add is centred.
+    slopes = np.array(
+        [
+            unexplained * (-1 / count + (y2 / count**2 - 2 * y**2 / count**3) / variance),
+            unexplained / error2 if error2 else 0.0,
+            unexplained * 2 * y / count**2 / variance,
+            -unexplained / count / variance,
+        ]
+    )
+    products = np.array(
+        [
+            [count, error2, y, y2],
+            [error2, sums["error4"], sums["error2_target"], sums["error2_target2"]],
+            [y, sums["error2_target"], y2, sums["target3"]],
+            [y2, sums["error2_target2"], sums["target3"], sums["target4"]],
+        ]
+    )
+    sampling = max(0.0, float(slopes @ products @ slopes))
+    deviations = np.array([noise[name] for name in ("count", "error2", "target", "target2")])
+    return _Found(1 - unexplained, sampling + float(((slopes * deviations) ** 2).sum()), 0.0, -math.inf, 1)
 
 
 def _trivial(noised: NoisedSums, level: float, unit: float) -> float | None:

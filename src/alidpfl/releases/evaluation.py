@@ -33,13 +33,24 @@ def _numbers(query: EvaluationQuery, outputs: NDArray[np.generic], targets: NDAr
     error = (truth - predicted) / query.largest_error
     error = np.where(np.isnan(error), 1.0, np.clip(error, -1.0, 1.0))
     e, y = np.abs(error), np.clip((truth - query.low) / query.half - 1, -1.0, 1.0)
-    moments = [np.ones_like(e), e, e**2, e**4, y, y**2, y**3, y**4, e**2 * y, e**2 * y**2]
+    found = {
+        "count": np.ones_like(e),
+        "error": e,
+        "error2": e**2,
+        "target": y,
+        "target2": y**2,
+        "error4": e**4,
+        "target3": y**3,
+        "target4": y**4,
+        "error2_target": e**2 * y,
+        "error2_target2": e**2 * y**2,
+    }
     if query.quantile is not None:
-        pinball = np.maximum(query.quantile * error, (query.quantile - 1) * error)
-        moments += [pinball, pinball**2]
+        found["pinball"] = np.maximum(query.quantile * error, (query.quantile - 1) * error)
+        found["pinball2"] = found["pinball"] ** 2
     bins = query.layout.shape_of("targets")[0]
     places = np.minimum((np.nan_to_num(y + 1) / 2 * bins).astype(np.int64), bins - 1)
-    return {"moments": np.stack(moments, axis=1), "targets": _one_hot(places, bins)}
+    return {name: values[:, None] for name, values in found.items()} | {"targets": _one_hot(places, bins)}
 
 
 def _scored(query: EvaluationQuery, outputs: Array, targets: NDArray[np.generic]) -> dict[str, Array]:

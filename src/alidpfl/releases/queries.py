@@ -22,8 +22,22 @@ _BINARY = 2
 _EDGES = tuple(round(1 / (1 + math.exp(-logit / 2)), 6) for logit in range(-10, 11))
 """Probabilities half a unit of log-odds apart, from -5 to 5."""
 
-_MOMENTS = 10  # 1, e, e², e⁴, y, y², y³, y⁴, e²y, e²y² of an error e and a target y, each between -1 and 1
-_TARGET_BINS = 40
+_MOMENTS = {
+    "count": 0.1,
+    "error": 0.08,
+    "error2": 0.4,
+    "target": 0.16,
+    "target2": 0.1,
+    **dict.fromkeys(("error4", "target3", "target4", "error2_target", "error2_target2"), 0.02),
+}
+"""Sums of powers of an error e and a target y, each between -1 and 1, and the weight of each.
+
+R² depends most on the sum of e²: its derivative by that sum is four times that by the sum of y², since e is the error
+divided by the whole range, and y has half the range. The least variance has weights in proportion to the derivatives.
+The last five serve the intervals alone.
+"""
+_PINBALL = {"pinball": 0.3, "pinball2": 0.02}
+_TARGET_BINS, _TARGETS_WEIGHT = 40, 0.06
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,17 +180,13 @@ class EvaluationQuery(Query):
         - tallies: for each class whether it is true, guessed, and both.
         - scores: for each ranked output, the bin of its probability and whether its class is true.
         - confidence: the bin of the guessed class's probability, and whether it is true.
-        - moments: of the errors and targets of numbers, and the pinball loss and its square.
-        - targets: the bin of the number.
+        - for numbers: powers of errors and targets, perhaps the pinball loss and its square, and the target's bin.
         """
         if self.task == "number":
-            moments = _MOMENTS if self.quantile is None else _MOMENTS + 2
-            return Layout(
-                (
-                    Block(name="moments", shape=(moments,), most=moments, weight=0.9),
-                    Block(name="targets", shape=(_TARGET_BINS,), most=1, weight=0.1),
-                )
-            )
+            weights = _MOMENTS if self.quantile is None else _MOMENTS | _PINBALL
+            moments = [Block(name=name, shape=(1,), most=1, weight=weight) for name, weight in weights.items()]
+            targets = Block(name="targets", shape=(_TARGET_BINS,), most=1, weight=_TARGETS_WEIGHT)
+            return Layout((*moments, targets))
         columns, ranks, bins = self.outputs, len(self.ranked), len(self.edges) + 1
         true = 1 if self.task == "class" else columns  # classes of a record that can be true at once
         blocks = [

@@ -205,6 +205,8 @@ class RunSnapshot:
         summary = self.summary or {}
         last = self.records[-1] if self.records else None
         measured = [(value, record.round) for record, value in self._measured(self.headline)]
+        if any(record.held_out is not None for record in self.records):  # the best of noised values is mostly noise
+            measured = []
         choose = min if self.headline in SMALLER_IS_BETTER else max
         # The earliest of equally good rounds counts.
         best, best_round = choose(measured, key=lambda pair: pair[0], default=(None, None))

@@ -63,6 +63,8 @@ class Outcome:
     """95 % intervals of the metrics."""
     calibration: list[CalibrationBin] = field(default_factory=list)
     """Predicted and observed shares of a class task."""
+    hidden: list[str] = field(default_factory=list)
+    """Metrics that the noise of the last evaluation on held-out records hides."""
     training_epsilon: float | None = None
     """ε of the steps; None if `epsilon` is nothing else."""
     held_out: HeldOutFacts | None = None
@@ -383,6 +385,7 @@ def _outcome(config: Config, prepared: Prepared, directory: RunDirectory) -> Out
         baselines=dict(measures.baseline),
         intervals={name: list(ends) for name, ends in measures.intervals.items()},
         calibration=list(measures.calibration),
+        hidden=list(measures.hidden),
         training_epsilon=training if held_out else None,
         held_out=held_out,
         unit=config.privacy.unit,
