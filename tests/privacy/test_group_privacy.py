@@ -10,7 +10,15 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from alidpfl.errors import ConfigError
-from alidpfl.privacy import GaussianRelease, SampledGaussian, epsilon, group_epsilon, naive_group_epsilon
+from alidpfl.privacy import (
+    GaussianRelease,
+    PrivacyBudget,
+    SampledGaussian,
+    epsilon,
+    group_epsilon,
+    naive_group_epsilon,
+)
+from alidpfl.privacy.client_ledger import PlannedLedger
 from alidpfl.privacy.gaussian_dp import gaussian_epsilon
 from alidpfl.privacy.step_losses import _drawn
 
@@ -129,3 +137,12 @@ def test_numbers_of_records_that_are_hardly_ever_drawn_count_as_an_infinite_loss
 def test_absurd_groups_are_refused(group):
     with pytest.raises(ConfigError, match="group"):
         group_epsilon([STEPS], 1e-5, group)
+
+
+def test_a_ledger_counts_the_releases_before_its_steps():
+    budget, release = PrivacyBudget(epsilon=2.0, delta=1e-5), GaussianRelease(noise_multiplier=4.0)
+    alone, after = (PlannedLedger(budget, 0.02, 2.0, releases=before) for before in ((), (release,)))
+    steps = SampledGaussian(sample_rate=0.02, noise_multiplier=2.0, steps=after.max_steps)
+    assert after.group_epsilon(5) == group_epsilon([release, steps], 1e-5, 5)
+    assert after.group_epsilon(5) > group_epsilon([steps], 1e-5, 5)
+    assert after.max_steps < alone.max_steps
