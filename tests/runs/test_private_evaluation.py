@@ -118,7 +118,8 @@ def test_other_data_hold_no_rows_out_by_their_content(tmp_path):
 
 def test_epsilon_is_that_of_the_part_that_spent_more(files, tmp_path):
     """Little is spent on training here, so held-out rows decide, for the run and for every client."""
-    outcome = execute(settings(files, "privacy.noise_multiplier=30", "federation.max_rounds=1"), tmp_path / "run")
+    little = ("privacy.noise_multiplier=30", "method.policy=fixed", "federation.max_rounds=1")
+    outcome = execute(settings(files, *little), tmp_path / "run")
     assert outcome.training_epsilon < outcome.held_out.epsilon / 2
     assert outcome.epsilon == outcome.held_out.epsilon
     assert set(outcome.client_epsilon.values()) == {outcome.held_out.epsilon}

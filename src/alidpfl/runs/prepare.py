@@ -209,9 +209,9 @@ def prepare(
 def group_epsilons(unit: Unit, ledger: Ledger, evaluation: PrivateEvaluation | None) -> dict[str, float]:
     """Return ε of groups of records of one person, if the unit of privacy is a record.
 
-    The larger of two accounts is told: of training, and of evaluations on held-out records. It is a bound if all records
-    of the person are in one part, as they are if the data name persons. A ledger for noise that depends on outputs has
-    no bound for groups, so it gives no entry.
+    The larger of two accounts is told: of training, and of evaluations on held-out records. It is a bound if all
+    records of the person are in one part, as they are if the data name persons. A ledger for noise that depends on
+    outputs has no bound for groups, so it gives no entry.
     """
     if unit == "person" or not isinstance(ledger, PlannedLedger):
         return {}
