@@ -408,7 +408,7 @@ def test_init_needs_the_number_of_nodes(tmp_path):
 )
 def test_a_deployment_trains_and_evaluates_on_tables_as_the_simulation_does(tmp_path, kind, unit):
     """What the runs over vaults in this process show above, once more in processes."""
-    files = hospitals(tmp_path, [3 * size for size in SIZES] if unit else SIZES, kind=kind, has_persons=bool(unit))
+    files = hospitals(tmp_path, [8 * size for size in SIZES], kind=kind, has_persons=bool(unit))
     schema = read_schema(tmp_path / "schema.toml")
     private = settings_of(tmp_path, *unit, "evaluation.private=true", "evaluation.releases=1", files=files)
     execute(private, tmp_path / "simulated")
