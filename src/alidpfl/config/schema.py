@@ -210,8 +210,8 @@ class PrivacySection(_Section):
     max_steps: int | None = _setting(
         None,
         "R_c: number of local steps that the budget shall pay for; σ is chosen to fit. Set this or `noise_multiplier`, "
-        "not both. Default: `local_steps` for each round with the policy `fixed`, two for each round with others. `pe_dpfl` with variant "
-        "`output` is charged by the round and does not read it.",
+        "not both. Default: `local_steps` for each round with the policy `fixed`, two for each round with others. "
+        "`pe_dpfl` with variant `output` is charged by the round and does not read it.",
         ge=1,
         example=100,
     )
