@@ -202,13 +202,16 @@ class PrivacySection(_Section):
     )
     sample_rate: float = _setting(0.04, "q: probability that a record (or person) joins a batch.", ge=1e-9, le=1)
     noise_multiplier: float | None = _setting(
-        None, "σ: noise divided by C. Default: the least noise that pays for `max_steps` steps.", gt=0, example=1.1
+        None,
+        "σ: noise divided by C. Default: the least σ with which the budget pays for `max_steps` steps.",
+        gt=0,
+        example=1.1,
     )
     max_steps: int | None = _setting(
         None,
-        "R_c: local steps that σ is chosen to pay for, if `noise_multiplier` is not set. Default: "
-        "`local_steps` for each round with the policy `fixed`, two for each round with others. `pe_dpfl` with variant "
-        "`output` is charged by the round and does not read it.",
+        "R_c: number of local steps that the budget shall pay for; σ is chosen to fit. Set this or `noise_multiplier`, "
+        "not both. Default: `local_steps` for each round with the policy `fixed`, two for each round with others. "
+        "`pe_dpfl` with variant `output` is charged by the round and does not read it.",
         ge=1,
         example=100,
     )

@@ -49,7 +49,9 @@ class FlowerOptions(BaseModel):
     )
     wait_for_nodes: float = Field(300.0, gt=0, le=86_400, description="Seconds to wait for nodes, before every round.")
     round_timeout: float = Field(600.0, gt=0, le=86_400, description="Seconds to wait for a round's answers.")
-    evaluate: bool = Field(True, description="Evaluate on the server's test set of data.name; false: it has none.")
+    evaluate: bool = Field(
+        True, description="Evaluate on the test set of data.name at the server. Set false if the server has none."
+    )
     simulation: bool = Field(False, description="Flower's simulator: nodes without vaults train on data.name, seeded.")
 
     statistics: bool = Field(False, description="Ask for statistics of the tables alone, and train nothing.")
