@@ -15,6 +15,8 @@ OWN = ("--input-shape", str(WIDTH), "--classes", str(CLASSES), "--seed", "1")
 SHOWN_AT_FIRST_SIGHT_ONLY = {
     *("hidden batch norm", "renamed batch norm", "in training mode only"),
     *("running maximum of targets", "running range"),
+    *("a batch skipped if a loss is not finite", "a batch skipped if an error is not finite"),  # values that overflow
+    *("a batch scaled down if an error is huge", "a batch without outputs that are no numbers"),
 }
 
 
