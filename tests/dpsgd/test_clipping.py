@@ -14,7 +14,7 @@ from torch import nn
 from alidpfl.dpsgd import PerSampleClipper, native
 from alidpfl.dpsgd.clipping import SAFETY
 from alidpfl.dpsgd.gradient_forms import Bilinear, Storage, clip_factors
-from alidpfl.dpsgd.layers import linear_gradients
+from alidpfl.dpsgd.linear import linear_gradients
 from alidpfl.dpsgd.padding import padded_size
 from alidpfl.dpsgd.recording import find_units
 from alidpfl.models import make_model
@@ -91,11 +91,17 @@ def test_factors_at_the_limits():
     assert clip_factors(norms, math.inf).tolist() == [1, 1, 0, 0]
 
 
+ONE_AT_A_TIME = [
+    *("resnet", "sequence-gram", "sequence-stored", "embedding", "conv-depthwise", "conv1d", "conv3d-groups"),
+    *("conv-transpose-2d", "instance-norm", "rms-norm"),
+]
+
+
 @settings(deadline=None, max_examples=25)
 @given(scale=st.floats(1e-3, 1e4), clip_norm=st.floats(1e-3, 1e2), seed=st.integers(0, 10**6))
 def test_a_single_sample_contributes_at_most_the_clip_norm(scale, clip_norm, seed):
     """What is really summed, in floating point, and not only what the factors promise."""
-    for name in ("resnet", "sequence-gram", "sequence-stored", "embedding"):
+    for name in ONE_AT_A_TIME:
         x, y = CASES[name].batch(1, seed)
         for limit in (0, 32 << 20):
             clipper, before = _clipper_of(name, limit)
@@ -307,6 +313,12 @@ def test_rounding_that_always_goes_the_same_way(limit, path):
     cases = [
         (nn.Linear(16384, 1, bias=False), (16384,)),
         (nn.Conv2d(1, 16, 3), (1, 120, 120)),
+        (nn.Conv1d(3, 4, 3), (3, 9000)),
+        (nn.Conv2d(2, 2, 3, groups=2), (2, 70, 70)),
+        (nn.Conv3d(1, 2, 2), (1, 24, 24, 24)),
+        (nn.ConvTranspose2d(1, 2, 3), (1, 90, 90)),
+        (nn.InstanceNorm1d(2, affine=True), (2, 9000)),
+        (nn.RMSNorm(4), (4096, 4)),
         (nn.Linear(4, 4), (4096, 4)),
         (nn.Linear(256, 256, bias=False), (256, 256)),
         (nn.Linear(300, 300), (100, 300)),
@@ -398,7 +410,7 @@ def test_gradient_memory_is_bounded_whatever_the_batch():
 
 def test_a_fallback_module_shrinks_the_microbatch():
     """But never below the size to which batches are padded: see test_padding.py."""
-    of_a_sample = 4 * (6 * 3 * 3 + 6)
+    of_a_sample = 4 * 8  # the fallback's gain
     for samples, at_once in ((2, padded_size(1)), (70, 64), (1000, 128)):
-        clipper = PerSampleClipper(CASES["conv1d"].model(), max_gradient_bytes=samples * of_a_sample)
+        clipper = PerSampleClipper(CASES["fallback"].model(), max_gradient_bytes=samples * of_a_sample)
         assert clipper._microbatch_size == at_once

@@ -86,6 +86,27 @@ class MergedBatch(nn.Module):
         return self.layer(x.reshape(-1, 2)).reshape(len(x), -1)
 
 
+class WithOptions(nn.Module):
+    """A module without a rule that takes more than tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4))
+
+    def forward(self, x, mask=None, scale=1.0, *, extra=None, others=()):
+        x = self.gain * x * scale if mask is None else self.gain * x * mask
+        return x + sum(others) + (0 if extra is None else 2 * extra)
+
+
+class CallsWithOptions(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.layer, self.call = WithOptions(), call
+
+    def forward(self, x):
+        return self.call(self.layer, x)
+
+
 class FunctionalDropout(nn.Module):
     def __init__(self):
         super().__init__()
@@ -112,6 +133,14 @@ REFUSED = {
         lambda: nn.Sequential(nn.Linear(4, 4), nn.InstanceNorm1d(4, track_running_stats=True)),
         "track_running_stats=False",
     ),
+    "a list of tensors": (
+        lambda: CallsWithOptions(lambda layer, x: layer(x, others=[x])),
+        r"layer \(WithOptions\) is called with a list",
+    ),
+    "a mask of the whole batch": (
+        lambda: CallsWithOptions(lambda layer, x: layer(x, torch.ones(1, 4))),
+        r"layer \(WithOptions\).*shape \(1, 4\)",
+    ),
     "embedding max_norm": (lambda: nn.Embedding(4, 4, max_norm=1.0), "max_norm=None"),
     "embedding frequency": (lambda: nn.Embedding(4, 4, scale_grad_by_freq=True), "scale_grad_by_freq=False"),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(4)), r"0\.weight.*lazy"),
@@ -131,6 +160,21 @@ def test_refused_with_reason_and_remedy(name):
 
     with pytest.raises(UnsupportedModelError, match=message):
         use()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda layer, x: layer(x, None, 2.0),
+        lambda layer, x: layer(x, mask=None, scale=3),
+        lambda layer, x: layer(x, extra=x.square(), mask=x > 0),  # by name, in another order
+        lambda layer, x: layer(extra=x.square(), x=x),
+    ],
+)
+def test_a_module_without_a_rule_takes_numbers_and_none_too(call):
+    model, x, y = CallsWithOptions(call), torch.randn(3, 4), torch.zeros(3, dtype=torch.long)
+    truth = clipped_sum(gradients_one_by_one(model, x, y), 0.1)
+    assert distance(PerSampleClipper(model).clipped_sum(x, y, clip_norm=0.1, seed=0).gradients, truth) < 1e-5
 
 
 def test_batch_norm_that_is_switched_to_training_later():

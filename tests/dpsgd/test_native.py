@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from alidpfl.dpsgd import native
-from alidpfl.dpsgd.conv import conv2d_gradients
+from alidpfl.dpsgd.conv import convolution_gradients
 from alidpfl.dpsgd.gradient_forms import Storage
 from alidpfl.dpsgd.relu_pool import ReluMaxPool, join_relu_and_pool
 
@@ -35,7 +35,7 @@ def test_convolution(instruction_set, channels_in, channels_out, options):
     conv = nn.Conv2d(channels_in, channels_out, (3, 5), **options)
     x = torch.randn(3, channels_in, 11, 13)
     grad = torch.randn_like(conv(x))
-    found = conv2d_gradients(conv, ["weight"], x, grad, Storage.KEEP)["weight"]
+    found = convolution_gradients(conv, ["weight"], x, grad, Storage.KEEP)["weight"]
     for n in range(3):
         truth = torch.autograd.grad((conv(x[n : n + 1]) * grad[n : n + 1]).sum(), conv.weight)[0]
         weights = torch.zeros(3)
@@ -52,7 +52,7 @@ def test_convolution_of_persons(instruction_set, channels_out, options):
     conv = nn.Conv2d(3, channels_out, (3, 5), **options)
     x = torch.randn(6, 3, 11, 13)
     grad = torch.randn_like(conv(x))
-    found = conv2d_gradients(conv, ["weight"], x, grad, Storage.KEEP, records=3)["weight"]
+    found = convolution_gradients(conv, ["weight"], x, grad, Storage.KEEP, records=3)["weight"]
     for n in range(2):
         some = slice(3 * n, 3 * n + 3)
         truth = torch.autograd.grad((conv(x[some]) * grad[some]).sum(), conv.weight)[0]
@@ -193,7 +193,7 @@ def test_watched_layers_are_left_alone():
 def test_denormal_numbers_do_not_change_the_mode_of_the_processor():
     conv, x = nn.Conv2d(1, 16, 3), torch.full((1, 1, 5, 5), 1e-40)
     grad = torch.full((1, 16, 3, 3), 1e-3)
-    found = conv2d_gradients(conv, ["weight"], x, grad, Storage.KEEP)["weight"]
+    found = convolution_gradients(conv, ["weight"], x, grad, Storage.KEEP)["weight"]
     assert float(found.squared_norms) == 0
     assert float(torch.tensor(1e-40) * 1.0) > 0, "flushing must end with the kernel"
 

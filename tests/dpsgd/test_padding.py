@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, conv, native, padding
+from alidpfl.dpsgd import PerSampleClipper, SoftmaxClipper, native, padding
+from alidpfl.dpsgd.conv_images import ImageConvolution, _by_kernel_rows
 from alidpfl.dpsgd.padding import linear_layers, pad_columns, pad_rows, padded_linear, padded_size, unpadded_size
 from alidpfl.dpsgd.recording import Recording
 from alidpfl.models import make_model
@@ -68,11 +69,12 @@ def test_a_sample_does_not_feel_the_others(name, is_native, monkeypatch):
 
 def test_the_norm_of_a_convolution_does_not_feel_how_many_records_follow():
     """Its squares are added over the rows of the kernel: in one order, in the last place of the batch too."""
-    module = nn.Conv2d(32, 64, 5)
+    sizes = {"kernel_size": (5, 5), "stride": (1, 1), "dilation": (1, 1), "groups": 1}
+    layer = ImageConvolution(in_channels=32, out_channels=64, **sizes)
     inputs, grads = made(64, 32, 12, 12), made(64, 8, 8, 64, seed=1)
-    whole = conv._by_kernel_rows(module, inputs, grads).squared_norms
+    whole = _by_kernel_rows(layer, inputs, grads).squared_norms
     for size in range(1, 64):
-        assert torch.equal(conv._by_kernel_rows(module, inputs[:size], grads[:size]).squared_norms, whole[:size]), size
+        assert torch.equal(_by_kernel_rows(layer, inputs[:size], grads[:size]).squared_norms, whole[:size]), size
 
 
 class Mean(nn.Module):
@@ -91,6 +93,18 @@ class Cut(nn.Module):
 
 class Named(nn.Linear):
     """A subclass that computes the same."""
+
+
+class MeanOverPlaces(nn.Module):
+    """Of a sequence, an image or a volume of channels."""
+
+    def forward(self, x):
+        return x.flatten(2).mean(2)
+
+
+def of_places(*layers, outputs):
+    """Two layers with channels, so that the second one shows what the first one computed, and a linear layer."""
+    return [*(module for layer in layers for module in (layer, nn.Tanh())), MeanOverPlaces(), nn.Linear(outputs, 2)]
 
 
 # Not multiples of four, for in each of them rows begin at boundaries of all kinds; and multiples that are not of 16.
@@ -116,7 +130,57 @@ NETWORKS = {
         for function in (nn.Sigmoid, nn.SiLU, nn.ELU, nn.SELU, nn.Softplus, nn.Mish, nn.GELU)
     },
     "13-frozen-5-3": [nn.Linear(13, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 3)],
+    "conv1d 3-6": of_places(nn.Conv1d(3, 6, 3), nn.Conv1d(6, 7, 3), outputs=7),
+    "conv1d 13-32 by 2": of_places(nn.Conv1d(13, 32, 4, stride=2), nn.Conv1d(32, 5, 1), outputs=5),
+    "conv1d 9-9 depthwise": of_places(nn.Conv1d(9, 9, 3, groups=9), nn.Conv1d(9, 9, 1), outputs=9),
+    "conv2d 4-16 grouped": of_places(nn.Conv2d(4, 16, 3, groups=2), nn.Conv2d(16, 16, 3, groups=4), outputs=16),
+    "conv2d 7-7 depthwise": of_places(nn.Conv2d(7, 7, 3, groups=7), nn.Conv2d(7, 14, 3, groups=7), outputs=14),
+    "conv2d 16-16 depthwise": of_places(nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 16, 1), outputs=16),
+    "conv3d 1-4": of_places(nn.Conv3d(1, 4, 3), nn.Conv3d(4, 5, 2), outputs=5),
+    "conv3d 3-16 by 2": of_places(nn.Conv3d(3, 16, 2, stride=2), nn.Conv3d(16, 16, 2, padding=1), outputs=16),
+    "conv3d 4-8 grouped": of_places(nn.Conv3d(4, 8, 2, groups=2), nn.Conv3d(8, 8, 2, groups=8), outputs=8),
+    "transposed 3-6 of sequences": of_places(nn.Conv1d(3, 3, 2), nn.ConvTranspose1d(3, 6, 4, stride=2), outputs=6),
+    "transposed 7-5": of_places(nn.Conv2d(7, 7, 2), nn.ConvTranspose2d(7, 5, 3, stride=2), outputs=5),
+    "transposed 16-8": of_places(nn.Conv2d(4, 16, 2), nn.ConvTranspose2d(16, 8, 2, stride=2), outputs=8),
+    "transposed 6-6 depthwise": of_places(nn.Conv2d(6, 6, 2), nn.ConvTranspose2d(6, 6, 2, groups=6), outputs=6),
+    "transposed 4-3 of volumes": of_places(nn.Conv3d(4, 4, 2), nn.ConvTranspose3d(4, 3, 2, stride=2), outputs=3),
+    "instance norm 7 of sequences": of_places(nn.Conv1d(7, 7, 1), nn.InstanceNorm1d(7, affine=True), outputs=7),
+    "instance norm 5": of_places(nn.Conv2d(5, 5, 1), nn.InstanceNorm2d(5, affine=True), outputs=5),
+    "instance norm 3 of volumes": of_places(nn.Conv3d(3, 3, 1), nn.InstanceNorm3d(3, affine=True), outputs=3),
+    "group norm 6": of_places(nn.Conv2d(6, 6, 1), nn.GroupNorm(2, 6), outputs=6),
+    "rms norm 13": [nn.Linear(13, 13), nn.RMSNorm(13), nn.Tanh(), Mean(), nn.Linear(13, 2)],
+    "layer norm 30": [nn.Linear(30, 30), nn.LayerNorm(30), nn.Tanh(), Mean(), nn.Linear(30, 2)],
 }
+SHAPES = {
+    "7x30-17-11": (7, 30),
+    "conv1d 3-6": (3, 9),
+    "conv1d 13-32 by 2": (13, 37),
+    "conv1d 9-9 depthwise": (9, 17),
+    "conv2d 4-16 grouped": (4, 9, 9),
+    "conv2d 7-7 depthwise": (7, 7, 9),
+    "conv2d 16-16 depthwise": (16, 6, 6),
+    "conv3d 1-4": (1, 5, 6, 7),
+    "conv3d 3-16 by 2": (3, 6, 6, 6),
+    "conv3d 4-8 grouped": (4, 4, 5, 5),
+    "transposed 3-6 of sequences": (3, 8),
+    "transposed 7-5": (7, 5, 6),
+    "transposed 16-8": (4, 5, 5),
+    "transposed 6-6 depthwise": (6, 5, 5),
+    "transposed 4-3 of volumes": (4, 4, 3, 4),
+    "instance norm 7 of sequences": (7, 33),
+    "instance norm 5": (5, 5, 7),
+    "instance norm 3 of volumes": (3, 3, 4, 5),
+    "group norm 6": (6, 5, 7),
+    "rms norm 13": (5, 13),
+    "layer norm 30": (3, 30),
+}
+
+
+def shape_of(name):
+    """The shape of a record for a network: that of its first linear layer, if it is not listed."""
+    layers = NETWORKS[name]
+    wide = next(layer.in_features for layer in layers if isinstance(layer, nn.Linear))
+    return SHAPES.get(name, (wide + isinstance(layers[0], Cut),))
 
 
 @pytest.fixture
@@ -125,9 +189,9 @@ def bits(monkeypatch):
     seen = {}
     record = Recording._record
 
-    def watching(self, unit, inputs, grads):
+    def watching(self, unit, inputs, grads, *rest):
         seen.update({f"{unit.path} in": inputs[0].clone(), f"{unit.path} back": grads[0].clone()})
-        return record(self, unit, inputs, grads)
+        return record(self, unit, inputs, grads, *rest)
 
     monkeypatch.setattr(Recording, "_record", watching)
 
@@ -145,9 +209,7 @@ def test_a_sample_does_not_feel_its_place_in_a_layer_of_any_width(name, scale, b
     """Without the first record all others move up; what they give must be the same to the last bit."""
     model = nn.Sequential(*NETWORKS[name])
     clipper = PerSampleClipper(model)
-    wide = next(layer.in_features for layer in model if isinstance(layer, nn.Linear))
-    shape = (7, 30) if name.startswith("7x") else (wide + isinstance(model[0], Cut),)
-    inputs, targets = made(128, *shape), torch.arange(128) % 2
+    inputs, targets = made(128, *shape_of(name)), torch.arange(128) % 2
     clipper.clipped_sum(inputs[:0], targets[:0], clip_norm=1.0, seed=0)  # the trial, at its own weights
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with torch.no_grad():
@@ -232,13 +294,6 @@ def test_padding_adds_nothing(monkeypatch):
     assert all(bool((g == 0).all()) for g in found.gradients.values())
 
 
-class MeanOverPlaces(nn.Module):
-    """Of an image."""
-
-    def forward(self, x):
-        return x.mean((2, 3))
-
-
 def cancelling_sequences(positions, width):
     """The last position takes back what the others add up to, but for rounding."""
     x = made(100, positions, width) * 1e12
@@ -246,14 +301,17 @@ def cancelling_sequences(positions, width):
     return x
 
 
-def cancelling_images(channels, kernel, side):
-    x = made(100, channels, side * kernel, side * kernel) * 1e12
-    patches = x.view(100, channels, side, kernel, side, kernel)
-    last = patches[:, :, -1, :, -1, :]
-    last.copy_(-(patches.double().sum((2, 4)) - last.double()).float())
-    return x
+def cancelling_places(channels, kernel, side, dims=2):
+    """The last patch takes back what the others add up to."""
+    patches = made(100, channels, side**dims, kernel**dims) * 1e12
+    patches[:, :, -1] = -patches[:, :, :-1].double().sum(2).float()
+    apart = patches.view(100, channels, *[side] * dims, *[kernel] * dims)
+    order = [axis for dim in range(2, 2 + dims) for axis in (dim, dim + dims)]
+    return apart.permute(0, 1, *order).reshape(100, channels, *[side * kernel] * dims)
 
 
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 CANCELLING = {
     **{
         f"{positions} x {width}-{outputs}": (
@@ -264,14 +322,28 @@ CANCELLING = {
         for positions, width, outputs in ((33, 13, 2), (7, 5, 3), (12, 7, 10), (9, 16, 5), (3, 64, 64), (5, 31, 17))
     },
     **{
-        f"{side} x {side} of {channels}-{outputs} by {kernel} x {kernel}": (
-            [nn.Conv2d(channels, outputs, kernel, stride=kernel, bias=False), MeanOverPlaces()],
-            cancelling_images(channels, kernel, side),
+        f"{side}^{dims} of {channels}-{outputs} by {kernel}, {groups} groups": (
+            [CONVOLUTIONS[dims](channels, outputs, kernel, stride=kernel, groups=groups, bias=False), MeanOverPlaces()],
+            cancelling_places(channels, kernel, side, dims),
             outputs,
         )
-        for channels, outputs, kernel, side in (
-            *((7, 6, 1, 6), (3, 5, 1, 3), (5, 10, 2, 5), (1, 33, 3, 3), (4, 16, 3, 5)),
-            *((7, 5, 3, 3), (17, 3, 1, 3), (19, 6, 1, 6), (9, 10, 2, 5)),  # long enough for kernel rows
+        for channels, outputs, kernel, side, dims, groups in (
+            *((7, 6, 1, 6, 2, 1), (3, 5, 1, 3, 2, 1), (5, 10, 2, 5, 2, 1), (1, 33, 3, 3, 2, 1), (4, 16, 3, 5, 2, 1)),
+            *((7, 5, 3, 3, 2, 1), (17, 3, 1, 3, 2, 1), (19, 6, 1, 6, 2, 1), (9, 10, 2, 5, 2, 1)),  # kernel rows
+            *((3, 5, 3, 9, 1, 1), (6, 16, 2, 7, 1, 1), (17, 5, 1, 12, 1, 1), (3, 5, 2, 3, 3, 1), (3, 16, 2, 2, 3, 1)),
+            *((6, 10, 2, 4, 2, 2), (9, 9, 3, 5, 1, 3), (4, 6, 2, 2, 3, 2)),
+            *((7, 7, 3, 3, 2, 7), (5, 10, 2, 5, 2, 5), (16, 16, 3, 5, 2, 16), (5, 5, 3, 11, 1, 5), (3, 6, 2, 2, 3, 3)),
+        )
+    },
+    **{
+        f"{side}^{dims} of {channels}-{outputs} to {kernel}, {groups} groups": (
+            [TRANSPOSED[dims](channels, outputs, kernel, stride=kernel, groups=groups, bias=False), MeanOverPlaces()],
+            cancelling_places(channels, 1, side, dims),
+            outputs,
+        )
+        for channels, outputs, kernel, side, dims, groups in (
+            *((3, 5, 2, 9, 1, 1), (7, 5, 2, 5, 2, 1), (16, 3, 3, 3, 2, 1), (3, 4, 2, 3, 3, 1)),
+            *((6, 4, 2, 5, 2, 2), (7, 7, 2, 5, 2, 7)),
         )
     },
 }

@@ -142,9 +142,15 @@ LAYERS = {
     "convolution": (nn.Conv2d(4, 16, 3), (4, 6, 5), (16, 4, 3)),
     "convolution by patches": (nn.Conv2d(4, 6, 3, groups=2), (4, 6, 5), (6, 4, 3)),
     "convolution by rows": (nn.Conv2d(6, 5, 3), (6, 6, 5), (5, 4, 3)),
+    "convolution of sequences": (nn.Conv1d(3, 5, 2), (3, 6), (5, 5)),
+    "convolution of volumes": (nn.Conv3d(2, 3, 2), (2, 3, 3, 4), (3, 2, 2, 3)),
+    "transposed convolution": (nn.ConvTranspose2d(3, 4, 2, stride=2), (3, 2, 3), (4, 4, 6)),
+    "depthwise convolution": (nn.Conv2d(4, 8, 3, groups=4), (4, 6, 5), (8, 4, 3)),
     "group norm": (nn.GroupNorm(2, 4), (4, 5), (4, 5)),
+    "instance norm": (nn.InstanceNorm1d(4, affine=True), (4, 5), (4, 5)),
     "layer norm": (nn.LayerNorm(12), (12,), (12,)),
-    "fallback": (nn.Conv1d(3, 5, 2), (3, 6), (5, 5)),
+    "root mean square norm": (nn.RMSNorm(12), (12,), (12,)),
+    "fallback": (nn.Conv1d(3, 5, 2, padding=1, padding_mode="reflect"), (3, 6), (5, 7)),
 }
 
 

@@ -34,7 +34,8 @@ RECORDS, OUTLIER = 20, 7
 VALUES = {"nan": math.nan, "inf": math.inf, "overflow": 3e38, "too large": 1e31, "denormal": 1e-42, "zero": 0.0}
 MODELS = {
     **{name: CASES[name] for name in ("linear", "mlp", "paper-cnn-mnist", "sequence-gram", "sequence-stored")},
-    **{name: CASES[name] for name in ("embedding", "fallback", "conv1d", "resnet", "conv-odd-channels", "conv-groups")},
+    **{name: CASES[name] for name in ("embedding", "fallback", "resnet", "conv-odd-channels", "conv-groups", "conv1d")},
+    **{name: CASES[name] for name in ("conv-depthwise", "conv3d", "conv-transpose-2d", "instance-norm", "rms-norm")},
     "compact-cnn": Case(lambda: compact_cnn((1, 28, 28)), (1, 28, 28), 10),
 }
 SETTINGS = StepSettings(clip_norm=0.5, noise_multiplier=1.0, learning_rate=0.1, expected_batch_size=10.0)

@@ -165,7 +165,11 @@ def _with_hostile_samples(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "name", ["paper-cnn-mnist", "resnet", "mlp", "sequence-gram", "sequence-stored", "fallback", "conv-groups"]
+    "name",
+    [
+        *("paper-cnn-mnist", "resnet", "mlp", "sequence-gram", "sequence-stored", "fallback", "conv-groups"),
+        *("conv-depthwise", "conv1d-16-channels", "conv3d", "conv-transpose-2d", "rms-norm"),
+    ],
 )
 @pytest.mark.parametrize("limit", [0, 32 << 20])
 def test_samples_with_non_finite_gradients_contribute_nothing(name, limit):
@@ -211,6 +215,12 @@ REPLAYS = [
     "fallback",
     "attention",
     "conv-stride",
+    "conv-depthwise",
+    "conv1d",
+    "conv3d-16-channels",
+    "conv-transpose-2d",
+    "instance-norm",
+    "rms-norm",
 ]
 
 

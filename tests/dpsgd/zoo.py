@@ -96,6 +96,38 @@ def _materialised(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> Cal
     return make
 
 
+def _flat(*layers: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(*(layer() for layer in layers), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3))
+
+
+def _case(shape: tuple[int, ...], *layers: Callable[[], nn.Module]) -> Case:
+    return Case(_materialised(_flat(*layers), shape), shape, 3)
+
+
+_OTHER_CONVOLUTIONS = {
+    "conv1d": _case((3, 8), lambda: nn.Conv1d(3, 6, 3)),
+    "conv1d-16-channels": _case((3, 17), lambda: nn.Conv1d(3, 16, 4, stride=2, dilation=2, padding=3)),
+    "conv1d-depthwise": _case((4, 9), lambda: nn.Conv1d(4, 8, 3, groups=4, padding="same")),
+    "conv3d": _case((2, 4, 5, 4), lambda: nn.Conv3d(2, 6, (2, 3, 2))),
+    "conv3d-16-channels": _case(
+        (3, 5, 4, 4), lambda: nn.Conv3d(3, 16, 2, stride=(2, 1, 1), dilation=(1, 2, 1), padding=1)
+    ),
+    "conv3d-groups": _case((4, 4, 4, 3), lambda: nn.Conv3d(4, 6, 2, groups=2, bias=False)),
+    "conv-transpose-1d": _case((3, 6), lambda: nn.ConvTranspose1d(3, 5, 4, stride=2, padding=1)),
+    "conv-transpose-2d": _case(
+        (4, 4, 5), lambda: nn.ConvTranspose2d(4, 6, 3, stride=(2, 1), dilation=(1, 2), output_padding=(1, 1), groups=2)
+    ),
+    "conv-transpose-16-channels": _case((16, 4, 3), lambda: nn.ConvTranspose2d(16, 5, 3, stride=2, padding=1)),
+    "conv-transpose-depthwise": _case((6, 4, 4), lambda: nn.ConvTranspose2d(6, 6, 2, stride=2, groups=6)),
+    "conv-transpose-3d": _case((2, 3, 3, 2), lambda: nn.ConvTranspose3d(2, 3, 2, stride=2)),
+}
+_NORMS = {
+    "instance-norm": _case((3, 6, 6), lambda: nn.Conv2d(3, 4, 3), lambda: nn.InstanceNorm2d(4, affine=True)),
+    "instance-norm-1d": _case((3, 9), lambda: nn.InstanceNorm1d(3, affine=True)),
+    "instance-norm-3d": _case((2, 2, 4, 3), lambda: nn.InstanceNorm3d(2, affine=True)),
+    "rms-norm": _case((3, 7), lambda: nn.Linear(7, 10), lambda: nn.RMSNorm(10)),
+}
+
 _IMAGE = (4, 9, 11)
 _CONVOLUTIONS = {
     "conv": _conv(),
@@ -154,17 +186,11 @@ CASES = {
         tokens=7,
     ),
     "fallback": Case(lambda: nn.Sequential(nn.Linear(6, 8), Scale(8), nn.Linear(8, 3)), (6,), 3),
-    "conv1d": Case(lambda: nn.Sequential(nn.Conv1d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)), (3, 8), 3),
     "attention": Case(
         lambda: nn.Sequential(nn.Linear(5, 8), Attention(8), MeanOverPositions(), nn.Linear(8, 3)), (4, 5), 3
     ),
-    "instance-norm": Case(
-        lambda: nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
-        ),
-        (3, 6, 6),
-        3,
-    ),
     "two-branches": Case(TwoBranches, (6,), 3),
     **{name: Case(_materialised(build, _IMAGE), _IMAGE, 3) for name, build in _CONVOLUTIONS.items()},
+    **_OTHER_CONVOLUTIONS,
+    **_NORMS,
 }

@@ -152,9 +152,9 @@ class PerSampleClipper:
     """Computes clipped gradient sums for one model.
 
     Clipping is exact and flat: each record's gradient over all trained parameters is scaled to norm at most C, or a
-    little less, so that one record moves the sum by at most C with all rounding counted (`places.rounding`). Linear,
-    Conv2d, Embedding, GroupNorm and LayerNorm have their own rules. Any other module with parameters goes through
-    torch.func.vmap. A model without per-sample gradients is refused, with the reason and the remedy.
+    little less, so that one record moves the sum by at most C with all rounding counted (`places.rounding`). Layers in
+    `layers.RULES` have their own rules. Any other module with parameters goes through torch.func.vmap. A model without
+    per-sample gradients is refused, with the reason and the remedy.
 
     With `weights` all of this holds for persons instead of records: a person's gradient is the weighted mean of those
     of her records, and she moves the sum by at most C, however her records cancel.

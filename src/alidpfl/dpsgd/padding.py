@@ -83,4 +83,9 @@ def padded_linear(layers: Sequence[nn.Linear]) -> Iterator[None]:
 
 
 def _padded_linear(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002, the name that nn.Linear gives it
-    return F.linear(pad_columns(input).contiguous(), pad_columns(layer.weight), layer.bias)
+    return padded_map(input, layer.weight, layer.bias)
+
+
+def padded_map(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Map (..., d) to (..., p) as F.linear does, with padded, contiguous matrices."""
+    return F.linear(pad_columns(inputs).contiguous(), pad_columns(weight), bias)

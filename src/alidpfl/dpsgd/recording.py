@@ -5,10 +5,10 @@ every trained layer's output passes through an identity, the tap. It keeps the g
 on, and gives the rule the layer's output gradient during the backward pass.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from alidpfl.dpsgd.gradient_forms import Deferred, SampleGradients, Storage
-from alidpfl.dpsgd.layers import RULES, has_rule, vmap_gradients
+from alidpfl.dpsgd.layers import RULES, Arguments, Call, has_rule, vmap_gradients
 from alidpfl.errors import UnsupportedModelError
+
+_PLAIN = bool | int | float | str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,11 @@ class Unit:
     def parameters(self) -> tuple[nn.Parameter, ...]:
         """The trained parameters, in the order of `names`."""
         return tuple(self.module.get_parameter(name) for name in self.names)
+
+    @property
+    def name(self) -> str:
+        """Path and type, for errors."""
+        return f"{self.path or 'the model'} ({type(self.module).__name__})"
 
     @cached_property
     def num_params(self) -> int:
@@ -137,26 +144,27 @@ class Recording:
                 return None
             if unit.path in self._called:
                 raise UnsupportedModelError(
-                    f"{unit.path or 'the model'} ({type(unit.module).__name__}) is used twice in one forward pass, so "
-                    "its per-sample gradients would have to be added before clipping; make a layer for each use"
+                    f"{unit.name} is used twice in one forward pass, so that its per-sample gradients would have to be "
+                    "added before clipping; make a layer for each use"
                 )
             self._called.add(unit.path)
-            return self._tap(unit, (*args, *kwargs.values()), output)
+            return self._tap(unit, args, kwargs, output)
 
         return hook
 
-    def _tap(self, unit: Unit, inputs: tuple[Any, ...], output: Any) -> Any:
+    def _tap(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        inputs = tuple(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         outputs = (output,) if isinstance(output, Tensor) else output
         tensors = [t for t in outputs if t is not None] if isinstance(outputs, tuple) else []
-        for tensor in (*inputs, *tensors):
-            if not isinstance(tensor, Tensor) or tensor.dim() == 0 or tensor.shape[0] != self._batch_size:
-                raise UnsupportedModelError(_not_batched(unit, tensor))
-        if not tensors or (unit.has_rule and len(inputs) != 1):
-            raise UnsupportedModelError(_not_batched(unit, output))
+        self._check_batched(unit, *inputs, *(tensors or [output]))
+        if not unit.has_rule:
+            _check_plain(unit, (*args, *kwargs.values()))
+        elif len(inputs) != 1:
+            raise UnsupportedModelError(f"{unit.name} is called with {len(inputs)} tensors; its rule takes one")
         detached = tuple(t.detach() for t in inputs)
 
         def on_gradient(grads: tuple[Tensor, ...]) -> None:
-            self._record(unit, detached, grads)
+            self._record(unit, detached, grads, partial(_called_again, args, kwargs))
 
         # A view, or a module without a rule, may need its output unchanged for its own backward pass.
         fresh = [t if unit.has_rule and not t._is_view() else t.clone() for t in tensors]
@@ -165,7 +173,12 @@ class Recording:
             return next(tapped)
         return tuple(None if t is None else next(tapped) for t in output)
 
-    def _record(self, unit: Unit, inputs: tuple[Tensor, ...], grads: tuple[Tensor, ...]) -> None:
+    def _check_batched(self, unit: Unit, *values: object) -> None:
+        for value in values:
+            if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != self._batch_size:
+                raise UnsupportedModelError(_not_batched(unit, value))
+
+    def _record(self, unit: Unit, inputs: tuple[Tensor, ...], grads: tuple[Tensor, ...], call: Call) -> None:
         found: Mapping[str, SampleGradients | Deferred]
         records = self._records
         inputs, grads = self._of_persons(inputs), self._of_persons(grads)
@@ -174,7 +187,7 @@ class Recording:
                 rule = RULES[type(unit.module)]
                 found = rule(unit.module, unit.names, inputs[0], grads[0], self._storage[unit.path], records=records)
             else:
-                found = vmap_gradients(unit.module, unit.names, inputs, grads, records=records)
+                found = vmap_gradients(unit.module, unit.names, inputs, grads, call=call, records=records)
         prefix = f"{unit.path}." if unit.path else ""
         self.found.update({prefix + name: gradients for name, gradients in found.items()})
 
@@ -184,9 +197,26 @@ class Recording:
         return tensors if whole == self._batch_size else tuple(t if t is None else t[:whole] for t in tensors)
 
 
+def _called_again(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: tuple[Tensor, ...]) -> Arguments:
+    """Return the arguments of a call, with other tensors in place of its own."""
+    rest = iter(tensors)
+    changed = tuple(next(rest) if isinstance(value, Tensor) else value for value in args)
+    return changed, {name: next(rest) if isinstance(value, Tensor) else value for name, value in kwargs.items()}
+
+
 def _not_batched(unit: Unit, value: object) -> str:
     seen = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     return (
-        f"{unit.path or 'the model'} ({type(unit.module).__name__}) takes or returns {seen}; per-sample gradients need "
-        "tensors with the batch as first dimension: keep the batch first and do not merge it with other dimensions"
+        f"{unit.name} takes or returns {seen}; per-sample gradients need tensors with the batch as first dimension: "
+        "keep the batch first and do not merge it with other dimensions"
     )
+
+
+def _check_plain(unit: Unit, arguments: Iterable[object]) -> None:
+    for value in arguments:
+        if not isinstance(value, _PLAIN | Tensor):
+            raise UnsupportedModelError(
+                f"{unit.name} is called with a {type(value).__name__}; it has no rule for per-sample gradients, and "
+                "such a module can take only tensors with the batch as first dimension, numbers, texts and None: pass "
+                "the tensors one by one"
+            )
