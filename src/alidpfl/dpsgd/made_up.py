@@ -100,7 +100,7 @@ class SampleMaker:
 
     def extremes(self, size: int) -> Tensor:
         """Return inputs (size, ...) that overflow or are no numbers. They show "skip the batch if it is not finite"."""
-        values = torch.tensor([3e38, math.nan, -3e38, 1e12], dtype=torch.float32)
+        values = torch.tensor([3e38, math.nan, -3e38, 1e12], dtype=torch.float32, device="cpu")
         rows = values.repeat(-(-size // len(values)))[:size].view(size, *[1] * len(self.shape))
         return rows.expand(size, *self.shape).to(self.device, self.dtype).contiguous()
 
