@@ -13,6 +13,9 @@ from alidpfl.config.wording import example, refused, shortened, shown, together
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.names import nearest
 
+_NOT_MEANT = {"epsilon": "evaluation", "options": "model"}
+"""The section that a key without one does not mean, though it has such a key."""
+
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
     """Load the configuration in `path` (None: the embedded default), changed by overrides.
@@ -37,7 +40,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(together(_explained(problem, values) for problem in error.errors())) from None
-    config.check_unit()
+    config.check()
     return config
 
 
@@ -87,8 +90,8 @@ def _full_key(key: str) -> str:
     if "." in key:
         return key
     homes = [section for section, names in keys().items() if key in names]
-    if len(homes) > 1:  # epsilon alone means that of the training
-        homes = [section for section in homes if section != "evaluation"]
+    if len(homes) > 1:
+        homes = [section for section in homes if section != _NOT_MEANT.get(key)]
     if len(homes) == 1:
         return f"{homes[0]}.{key}"
     if homes:

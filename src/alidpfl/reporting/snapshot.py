@@ -178,6 +178,7 @@ class RunSnapshot:
             "path": str(self.path),
             "finished": self.summary is not None,
             **{name: settings.get(key) for name, key in _SETTINGS.items()},
+            "model": settings.get("model.name", settings.get("model.factory")),
             **self._corrected(settings),
             **self._results(settings),
         }
