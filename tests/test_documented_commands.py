@@ -230,7 +230,11 @@ def scene(tmp_path, monkeypatch):
 def _write_own_model(folder):
     """Write the module and the configuration that the page on models shows."""
     fences = documents.fences((ROOT / "docs/how-to/own-model.md").read_text())
-    for name, language, start in (("networks.py", "python", "def two_layers"), ("own.toml", "toml", "factory =")):
+    for name, language, start in (
+        ("networks.py", "python", "def two_layers"),
+        ("own.toml", "toml", "factory ="),
+        ("network.toml", "toml", "[[model.layers]]"),
+    ):
         (text,) = (text for f in fences if f.language == language and start in (text := "\n".join(f.lines)))
         (folder / name).write_text(text)
 

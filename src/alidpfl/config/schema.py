@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from alidpfl.config.network import Declared, count_of_layers, parse_layers
 from alidpfl.config.wording import shown
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.checks import as_bytes, as_seconds
@@ -29,6 +30,7 @@ _LATER_SETTINGS: dict[tuple[str, str], Any] = {
     ("privacy", "unit"): "record",
     ("model", "quantile"): 0.5,
     ("model", "options"): {},
+    ("model", "layers"): [],
     ("data", "loader_options"): {},
     ("data", "files"): [],
     ("federation", "signal_limit"): 2.0,
@@ -157,6 +159,13 @@ class ModelSection(_Section):
         example="my_package.networks:small_resnet",
     )
     options: dict[str, Any] = _setting({}, "`factory`: what else the function takes, by name.", example={"width": 16})
+    layers: tuple[dict[str, Any], ...] = _setting(
+        (),
+        "A [declared network](../how-to/own-model.md#declare-the-layers), instead of `name`: its layers in order, each "
+        "with a `type` and its settings, see the table below. `alidpfl model` shows it.",
+        strict=False,  # TOML has lists, not tuples
+        example=[{"type": "linear", "out_features": 10}],
+    )
     loss: LossName | None = _setting(
         None,
         "The loss of each record. Default, by the kind of the targets: `cross_entropy` for classes, `squared` for "
@@ -193,16 +202,23 @@ class ModelSection(_Section):
     @property
     def is_named(self) -> bool:
         """True if the network is chosen by `name`."""
-        return self.factory is None
+        return self.factory is None and not self.layers
+
+    @property
+    def declared(self) -> tuple[Declared, ...]:
+        """The declared layers; empty for other networks. Raise ConfigError if one is wrong."""
+        return parse_layers(self.layers) if self.layers else ()
 
     @property
     def called(self) -> str:
         """The network in one word, for people."""
-        return self.name if self.factory is None else self.factory
+        return self.factory or (count_of_layers(len(self.layers)) if self.layers else self.name)
 
     @property
     def setting(self) -> str:
         """The setting that chooses the network, for errors."""
+        if self.layers:
+            return "model.layers"
         return f'model.name="{self.name}"' if self.factory is None else f'model.factory="{self.factory}"'
 
 
@@ -480,10 +496,13 @@ class Config(_Section):
 
     def _check_model(self) -> None:
         model = self.model
-        if model.factory is not None and "name" in model.model_fields_set:
+        if model.factory is not None and model.layers:
+            raise ConfigError(f'model.factory="{model.factory}" and model.layers exclude each other; leave one out')
+        if not model.is_named and "name" in model.model_fields_set:
             raise ConfigError(f'model.name="{model.name}" and {model.setting} exclude each other; leave one out')
         if model.options and model.factory is None:
             raise ConfigError(f"model.options={shown(model.options)} must be left out, or used with model.factory")
+        _ = model.declared  # refuses layers that are not understood
 
     def check_unit(self) -> None:
         """Raise ConfigError if the unit of privacy does not fit the other settings."""

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from alidpfl.models.cnn import compact_cnn, paper_cnn
+from alidpfl.models.declared import make_declared
 from alidpfl.models.factory import make_from_factory
 from alidpfl.models.linear import linear, mlp, scatter_linear
 from alidpfl.registry import MODELS
@@ -14,6 +15,7 @@ __all__ = [
     "MODELS",
     "compact_cnn",
     "linear",
+    "make_declared",
     "make_from_factory",
     "make_model",
     "mlp",

@@ -407,10 +407,12 @@ def _metadata(config: Config, outcome: Outcome, prepared: Prepared) -> dict[str,
         changed = "one person, with all her records, of one client, whose number of persons is public"
     encoder = prepared.encoder
     table = {} if encoder is None else {"schema": encoder.schema.canonical(), "schema_sha256": encoder.schema.sha256}
-    code = {} if prepared.code is None else {CODE: prepared.code.sha256}
+    network = {} if prepared.code is None else {CODE: prepared.code.sha256}
+    if config.model.layers:
+        network["layers"] = json.dumps([layer.plain() for layer in config.model.declared])
     return {
         "model": config.model.called,
-        **code,
+        **network,
         "input_shape": json.dumps(input_shape),
         "num_classes": str(num_classes),
         "data": prepared.records,

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from alidpfl.config.network import Network
 from alidpfl.config.schema import FEATURE_SETTINGS, Config
 from alidpfl.data import Dataset
 from alidpfl.data.dataset import check_counts
@@ -21,7 +22,7 @@ from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Engine, FederationSettings
 from alidpfl.inputs.imports import CodeFiles, code_files
 from alidpfl.methods import Loss, Method, check_method_options, make_method
-from alidpfl.models import make_from_factory, make_model
+from alidpfl.models import make_declared, make_from_factory, make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
 from alidpfl.privacy import GaussianRelease, Ledger, PlannedLedger, PrivacyBudget, noise_multiplier_for
 from alidpfl.registry import METHODS
@@ -352,6 +353,8 @@ def build_model(config: Config, input_shape: tuple[int, ...], num_outputs: int) 
     model, seed = config.model, config.run.seed
     if model.factory is not None:
         return make_from_factory(model.factory, input_shape, num_outputs, options=model.options, seed=seed)
+    if model.layers:
+        return make_declared(Network.of(model.declared, input_shape, num_outputs).specification(), seed=seed)
     return make_model(model.name, input_shape, num_outputs, hidden=model.hidden, seed=seed)
 
 
