@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from alidpfl.config.layers import KINDS as KINDS_OF_LAYERS
 from alidpfl.config.schema import Config
 from alidpfl.config.wording import kind, kind_of, limits, toml
 from alidpfl.flower.config import FlowerOptions
@@ -32,6 +33,18 @@ _FLOWER = """## A run on Flower
 `alidpfl flower init` writes these keys into a `pyproject.toml` ([deploy](../how-to/deploy.md#a-run)). The settings
 above stand beside them under their full names, such as `privacy.epsilon`.
 """
+
+_LAYERS = """### model.layers
+
+[Declared layers](../how-to/own-model.md#declare-the-layers) are torch's modules with torch's settings. What follows
+from the inputs, such as the number of input channels, is not set.
+"""
+
+_RESIDUAL = (
+    "| `residual` | | | | Adds its inputs to the outputs of its layers. |",
+    "| `residual` | `layers` | list of tables | required | The layers. |",
+    "| `residual` | `shortcut` | list of tables | `[]` | Layers that change the inputs before they are added. |",
+)
 
 _VAULT = """## The vault's policy
 
@@ -80,10 +93,21 @@ def reference() -> str:
         parts.append(_head("key", "type", "default", "meaning"))
         parts += [_line(f"{name}.{key}", setting) for key, setting in section.model_fields.items()]
         parts.append("")
+        if name == "model":
+            parts += _layers()
         if name == "method":
             parts += _options("method", "options", _method_rows())
             parts += _options("policy", "policy_options", _policy_rows())
     return "\n".join([*parts, *_flower_options(), *_vault_policy(), *_table_schema()]).rstrip() + "\n"
+
+
+def _layers() -> list[str]:
+    """Return the table of the layers that can be declared."""
+    lines = [_LAYERS, _head("type", "key", "type", "default", "meaning")]
+    for name, layer in KINDS_OF_LAYERS.items():
+        rows = (_line(key, field) for key, field in layer.model_fields.items())
+        lines += [f"| `{name}` {row}" for row in (f"| | | | {_kind_meaning(layer)} |", *rows)]
+    return [*lines, *_RESIDUAL, ""]
 
 
 def _flower_options() -> list[str]:
@@ -119,7 +143,8 @@ def _table_schema() -> list[str]:
 
 
 def _kind_meaning(model: type) -> str:
-    return str(model.__doc__).partition(": ")[2].capitalize()
+    text = " ".join(str(model.__doc__).partition(": ")[2].split())
+    return text[:1].upper() + text[1:]
 
 
 def _options(owner: str, key: str, rows: Iterable[tuple[str, str, Any, object]]) -> list[str]:

@@ -216,12 +216,27 @@ def scene(tmp_path, monkeypatch):
     (tmp_path / "examples").symlink_to(ROOT / "examples")  # as in a clone
     (tmp_path / "patients.csv").write_text("age,sex,kappa,lambda,creatinine,mgus\n92,F,3.1,4.2,1.4,no\n")
     (tmp_path / "run.toml").write_text('[model]\nname = "linear"\n')
+    _write_own_model(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a configuration adds the current folder
+    monkeypatch.delitem(sys.modules, "networks", raising=False)
     for folder in ("var/lib/alidpfl", "mnt/other-disk/alidpfl", "root", "etc"):
         (tmp_path / folder).mkdir(parents=True)
     for name in ("ca.crt", "node_1"):
         (tmp_path / name).write_text("made up\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def _write_own_model(folder):
+    """Write the module and the configuration that the page on models shows."""
+    fences = documents.fences((ROOT / "docs/how-to/own-model.md").read_text())
+    for name, language, start in (
+        ("networks.py", "python", "def two_layers"),
+        ("own.toml", "toml", "factory ="),
+        ("network.toml", "toml", "[[model.layers]]"),
+    ):
+        (text,) = (text for f in fences if f.language == language and start in (text := "\n".join(f.lines)))
+        (folder / name).write_text(text)
 
 
 @pytest.mark.parametrize("document", FOUND)

@@ -1,11 +1,7 @@
 """Find the model and the loss that an audit names: by a name of the registry, or as PACKAGE.MODULE:ATTRIBUTE."""
 
 import inspect
-import os
-import pkgutil
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,8 +10,10 @@ from alidpfl.audit.mixing import ModelAudit, SearchOptions, audit_model
 from alidpfl.config import Config
 from alidpfl.dpsgd import make_loss
 from alidpfl.errors import ConfigError
+from alidpfl.inputs.imports import imported
 from alidpfl.methods import Loss
 from alidpfl.models import make_model
+from alidpfl.models.factory import made
 from alidpfl.runs.data import load_data
 from alidpfl.types import LOSS_KINDS, default_loss
 
@@ -49,7 +47,7 @@ def audit_named_model(
         DataError: The model cannot take such inputs.
     """
     options = options or SearchOptions()
-    make, loss = _imported(name) if ":" in name else None, loss or config.model.loss
+    make, loss = imported(name) if ":" in name else None, loss or config.model.loss
     kind = LOSS_KINDS.get(loss or "", "class")
     if input_shape is None or num_classes is None:
         dataset = load_data(config, options.on_progress)
@@ -65,21 +63,8 @@ def audit_named_model(
 
 
 def _loss(name: str, config: Config) -> Loss:
-    found: Loss = _imported(name) if ":" in name else make_loss(name, level=config.model.quantile)
+    found: Loss = imported(name) if ":" in name else make_loss(name, level=config.model.quantile)
     return found
-
-
-def _imported(name: str) -> Any:
-    """Import PACKAGE.MODULE:ATTRIBUTE, also from the current folder."""
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"{name!r} cannot be imported ({type(error).__name__}: {error}); write PACKAGE.MODULE:ATTRIBUTE, and run "
-            "this in the folder of the module or install its package"
-        ) from error
 
 
 def _made(
@@ -93,12 +78,4 @@ def _made(
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(needed) not in (0, 2):
         raise ConfigError(f"{name!r} takes {len(needed)} arguments; it must take none, or (input_shape, num_classes)")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            model = make(shape, num_classes) if needed else make()
-        except Exception as error:  # any fault of the user's code, in its own words
-            raise ConfigError(f"{name!r} made no model ({type(error).__name__}: {error})") from error
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"{name!r} returned a {type(model).__name__}; it must return a torch module")
-    return model
+    return made(lambda: make(shape, num_classes) if needed else make(), repr(name), seed)

@@ -17,6 +17,7 @@ from alidpfl.cli.audit import audit
 from alidpfl.cli.data import data_app
 from alidpfl.cli.doctor import doctor
 from alidpfl.cli.flower import flower_app
+from alidpfl.cli.model import model
 from alidpfl.cli.plan import plan
 from alidpfl.cli.predict import predict
 from alidpfl.cli.report import report
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
 
 _EXIT_BAD_INPUT, _EXIT_INTERRUPTED = 2, 130
 _ALSO = """
-alidpfl COMMAND --help: its options, and an example.
-Also: --version, --install-completion and --show-completion (for your shell).
+alidpfl COMMAND --help: options, an example. Also: --version, --show-completion.
 """
 
 
@@ -111,6 +111,7 @@ app.command(rich_help_panel=_TRAIN, short_help="Write one self-contained page ab
 app.command(rich_help_panel=_TRAIN, short_help="Predict classes of new rows by the model of a run.")(predict)
 app.command(rich_help_panel=_TRAIN, short_help="Show noised statistics of tables, charged to every client.")(statistics)
 app.command(rich_help_panel=_PLAN, short_help="Find the best use of a budget and a number of rounds.")(plan)
+app.command(rich_help_panel=_PLAN, short_help="Show a declared network: shapes, parameters and costs.")(model)
 app.command(rich_help_panel=_PLAN, short_help="Show how many steps a budget pays for, by each accountant.")(account)
 app.command(rich_help_panel=_CHECK, short_help="Try to refute the ε that a configuration claims.")(audit)
 add_commands(app, panel=_CHECK)  # reproduce and tables

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
-from alidpfl.cli.options import AsJson, Overrides
+from alidpfl.cli.options import AsJson, Overrides, input_shape_of
 from alidpfl.cli.progress import print_written, progress_bar, wide_console
 from alidpfl.errors import ConfigError
 from alidpfl.types import OnProgress
@@ -124,7 +124,7 @@ def _audit_model(
     """Search for batches in which a model mixes records, and end with the status."""
     from alidpfl.config import load_config
 
-    settings, shape = load_config(config, overrides or []), _shape(searched["input_shape"])
+    settings, shape = load_config(config, overrides or []), input_shape_of(searched["input_shape"])
     limits = {key: searched[key] for key in ("seconds", "trials") if searched[key] is not None}
     with progress_bar() as show:
         from alidpfl.audit import SearchOptions, audit_named_model
@@ -145,16 +145,6 @@ def _audit_model(
         wide_console().print(model_view(name, found.to_json()))
     if found.is_refuted:
         raise typer.Exit(_EXIT_REFUTED)
-
-
-def _shape(text: str | None) -> tuple[int, ...] | None:
-    """Read a shape such as "1,28,28"."""
-    if text is None:
-        return None
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--input-shape={text!r} must be positive whole numbers with commas, such as 1,28,28")
-    return tuple(int(part) for part in parts)
 
 
 def _progress(show: OnProgress) -> OnProgress:

@@ -9,9 +9,10 @@ import typer
 from typer import Option
 
 from alidpfl.cli.completion import one_of
-from alidpfl.cli.options import AsJson
+from alidpfl.cli.options import AsJson, input_shape_of
 from alidpfl.cli.progress import print_written, progress_bar, wide_console
-from alidpfl.inputs.checks import as_bytes, as_seconds, option
+from alidpfl.errors import ConfigError
+from alidpfl.inputs.checks import as_bytes, as_seconds, option, whole
 from alidpfl.registry import ACCOUNTANTS
 from alidpfl.types import Unit, VaultModel
 
@@ -39,8 +40,16 @@ def plan(  # noqa: PLR0917 - they are options
     seconds_per_round: Annotated[float | None, Option(help="Duration of a round.")] = None,
     traffic_limit: Annotated[str | None, Option(help="Most traffic of all clients, such as 5GB.")] = None,
     model: Annotated[
-        str, Option(help="cnn, compact_cnn, linear or mlp, for 1x28x28 images.", autocompletion=one_of(_MODELS))
+        str,
+        Option(
+            help="cnn, compact_cnn, linear or mlp; PACKAGE.MODULE:FUNCTION; or a .toml file with the model of a run.",
+            autocompletion=one_of(_MODELS),
+        ),
     ] = "compact_cnn",
+    input_shape: Annotated[
+        str, Option(metavar="SHAPE", help="For a model of your own: shape of an input.")
+    ] = "1,28,28",
+    classes: Annotated[int, Option(help="For a model of your own: number of outputs.")] = 10,
     num_params: Annotated[int | None, Option(help="Number of parameters, for a model of your own.")] = None,
     schema: Annotated[
         Path | None, Option(help="Plan for the linear model of this table, and compare clip norms on made-up rows.")
@@ -63,8 +72,10 @@ def plan(  # noqa: PLR0917 - they are options
       alidpfl plan --epsilon 2 --clients 10 --samples 60000 --max-rounds 158 \
         --max-epochs 40 --html plan.html
     """
-    request = {**locals()}  # every option by its name, without those for the output
-    del request["plot"], request["html"], request["as_json"]
+    request = {**locals()}  # every option by its name, without those for the output and for the model's size
+    del request["plot"], request["html"], request["as_json"], request["input_shape"], request["classes"]
+    if num_params is None and _is_own(model):
+        request["num_params"] = _size(model, input_shape, classes, schema)
     request["time_limit"] = option("time_limit", time_limit, as_seconds)
     request["traffic_limit"] = option("traffic_limit", traffic_limit, as_bytes)
     request["schema"] = None if schema is None else _canonical(schema)
@@ -88,6 +99,25 @@ def plan(  # noqa: PLR0917 - they are options
 
     wide_console().print(plan_view(document))
     print_written(plot, html)
+
+
+def _is_own(model: str) -> bool:
+    return ":" in model or model.endswith(".toml")
+
+
+def _size(model: str, input_shape: str, classes: int, schema: Path | None) -> int:
+    """Return the number of parameters of a model of the user's own."""
+    if schema is not None:
+        raise ConfigError(f"--model {model}: --schema plans for the linear model of a table; leave one out")
+    shape = input_shape_of(input_shape)
+    assert shape is not None  # noqa: S101 - for the type checker
+    from alidpfl.config import load_config
+
+    config = load_config(Path(model)) if model.endswith(".toml") else load_config(overrides=[f"model.factory={model}"])
+    from alidpfl.federation.tensors import num_params, trained
+    from alidpfl.runs.prepare import build_model
+
+    return num_params(trained(build_model(config, shape, whole("classes", classes, low=1))))
 
 
 def _canonical(schema: Path) -> str:

@@ -8,10 +8,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from alidpfl.config.lines import line_of
+from alidpfl.config.network import LayerError
 from alidpfl.config.schema import Config
 from alidpfl.config.wording import example, refused, shortened, shown, together
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.names import nearest
+
+_NOT_MEANT = {"epsilon": "evaluation", "options": "model"}
+"""The section that a key without one does not mean, though it has such a key."""
 
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -22,13 +27,21 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
     >>> load_config(overrides=["seed=7", "method.policy=ratio"]).run.seed
     7
     """
-    values = _read(Path(path)) if path is not None else {}
+    text = None if path is None else _text(Path(path))
+    values = {} if text is None else _parsed(text, Path(path or ""))
     if path is not None:
         _resolve_filters(values, Path(path).parent)
+    before = _layers(values)
     for override in overrides:
         _apply(values, override)
     _resolve_filters(values, Path())
-    return parse_config(values)
+    try:
+        return parse_config(values)
+    except LayerError as error:
+        line = line_of(text, error.place, error.key) if text is not None and _layers(values) is before else None
+        if line is None:
+            raise
+        raise ConfigError(f"{path} line {line}: {error}") from None
 
 
 def parse_config(values: Mapping[str, Any]) -> Config:
@@ -37,7 +50,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(together(_explained(problem, values) for problem in error.errors())) from None
-    config.check_unit()
+    config.check()
     return config
 
 
@@ -56,16 +69,28 @@ def keys() -> dict[str, list[str]]:
     return {name: list(type(section).model_fields) for name, section in Config()}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _layers(values: Mapping[str, Any]) -> object:
+    model = values.get("model")
+    return model.get("layers") if isinstance(model, dict) else None
+
+
+def _text(path: Path) -> str:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {path}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder; give a configuration file, such as the config.toml of a run") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or a number or nesting too large
+    except ValueError as error:  # not UTF-8
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # not TOML, or a number or nesting too large
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -87,8 +112,8 @@ def _full_key(key: str) -> str:
     if "." in key:
         return key
     homes = [section for section, names in keys().items() if key in names]
-    if len(homes) > 1:  # epsilon alone means that of the training
-        homes = [section for section in homes if section != "evaluation"]
+    if len(homes) > 1:
+        homes = [section for section in homes if section != _NOT_MEANT.get(key)]
     if len(homes) == 1:
         return f"{homes[0]}.{key}"
     if homes:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from alidpfl.config.network import Declared, count_of_layers, parse_layers
+from alidpfl.config.wording import shown
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.checks import as_bytes, as_seconds
+from alidpfl.inputs.imports import NAME as FACTORY_NAME
 from alidpfl.registry import ACCOUNTANTS, AGGREGATIONS, DATASETS, LOSSES, METHODS, MODELS, POLICIES, Registry
 from alidpfl.types import LARGEST_MAX_RECORDS, NoiseKind, Release, Unit
 
@@ -27,6 +30,8 @@ _LATER_SETTINGS: dict[tuple[str, str], Any] = {
     ("privacy", "unit"): "record",
     ("privacy", "earlier_noise"): [],
     ("model", "quantile"): 0.5,
+    ("model", "options"): {},
+    ("model", "layers"): [],
     ("data", "loader_options"): {},
     ("data", "files"): [],
     ("federation", "signal_limit"): 2.0,
@@ -146,6 +151,22 @@ class ModelSection(_Section):
         "The network. `cnn` is the paper's, for images. `compact_cnn` learns more from small budgets. "
         "`scatter_linear`, softmax on fixed features of images, learns most.",
     )
+    factory: str | None = _setting(
+        None,
+        "A [network of your own](../how-to/own-model.md#from-a-configuration), instead of `name`: "
+        "`package.module:function`. It is called as `function(input_shape, num_outputs, **options)` and returns a "
+        "torch module. Modules in the current folder are found too.",
+        pattern=FACTORY_NAME,
+        example="my_package.networks:small_resnet",
+    )
+    options: dict[str, Any] = _setting({}, "`factory`: what else the function takes, by name.", example={"width": 16})
+    layers: tuple[dict[str, Any], ...] = _setting(
+        (),
+        "A [declared network](../how-to/own-model.md#declare-the-layers), instead of `name`: its layers in order, each "
+        "with a `type` and its settings, see the table below. `alidpfl model` shows it.",
+        strict=False,  # TOML has lists, not tuples
+        example=[{"type": "linear", "out_features": 10}],
+    )
     loss: LossName | None = _setting(
         None,
         "The loss of each record. Default, by the kind of the targets: `cross_entropy` for classes, `squared` for "
@@ -178,6 +199,28 @@ class ModelSection(_Section):
         "scale of the features.",
         gt=0,
     )
+
+    @property
+    def is_named(self) -> bool:
+        """True if the network is chosen by `name`."""
+        return self.factory is None and not self.layers
+
+    @property
+    def declared(self) -> tuple[Declared, ...]:
+        """The declared layers; empty for other networks. Raise ConfigError if one is wrong."""
+        return parse_layers(self.layers) if self.layers else ()
+
+    @property
+    def called(self) -> str:
+        """The network in one word, for people."""
+        return self.factory or (count_of_layers(len(self.layers)) if self.layers else self.name)
+
+    @property
+    def setting(self) -> str:
+        """The setting that chooses the network, for errors."""
+        if self.layers:
+            return "model.layers"
+        return f'model.name="{self.name}"' if self.factory is None else f'model.factory="{self.factory}"'
 
 
 class PrivacySection(_Section):
@@ -449,7 +492,7 @@ class Config(_Section):
     @property
     def has_features(self) -> bool:
         """True if the model learns from fixed features of images."""
-        return self.model.name == "scatter_linear"
+        return self.model.is_named and self.model.name == "scatter_linear"
 
     @property
     def has_statistics(self) -> bool:
@@ -470,6 +513,21 @@ class Config(_Section):
     def local_steps(self) -> int:
         """τ of the policy `fixed`: the number that is set, or the method's default."""
         return self.method.local_steps or int(METHODS[self.method.name].default_local_steps)
+
+    def check(self) -> None:
+        """Raise ConfigError if settings of one section contradict each other or those of another one."""
+        self._check_model()
+        self.check_unit()
+
+    def _check_model(self) -> None:
+        model = self.model
+        if model.factory is not None and model.layers:
+            raise ConfigError(f'model.factory="{model.factory}" and model.layers exclude each other; leave one out')
+        if not model.is_named and "name" in model.model_fields_set:
+            raise ConfigError(f'model.name="{model.name}" and {model.setting} exclude each other; leave one out')
+        if model.options and model.factory is None:
+            raise ConfigError(f"model.options={shown(model.options)} must be left out, or used with model.factory")
+        _ = model.declared  # refuses layers that are not understood
 
     def check_unit(self) -> None:
         """Raise ConfigError if the unit of privacy does not fit the other settings."""
@@ -516,6 +574,8 @@ class Config(_Section):
         unread = () if self.has_features else FEATURE_SETTINGS
         for section, key in unread if self.has_statistics else (*unread, ("privacy", "statistics_noise")):
             values[section].pop(key)
+        if not self.model.is_named:
+            values["model"].pop("name")
         for (section, key), default in _LATER_SETTINGS.items():
             if values[section][key] == default:
                 values[section].pop(key)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-from alidpfl.inputs.checks import as_bytes, as_seconds
+from alidpfl.inputs.checks import as_bytes, as_margins, as_seconds, as_sizes
 from alidpfl.inputs.names import nearest
 from alidpfl.registry import Registry
 
@@ -15,7 +15,12 @@ _LONGEST_VALUE = 200  # characters of a value in an error
 _MOST_PROBLEMS = 5  # in one error
 _SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 _NAMES = {bool: "true or false", float: "number", int: "whole number", str: "text"}
-_QUANTITIES = {as_seconds: "duration", as_bytes: "size"}
+_QUANTITIES = {
+    as_seconds: "duration",
+    as_bytes: "size",
+    as_sizes: "whole number ≥ 1 or list of two",
+    as_margins: "whole number ≥ 0 or list of two",
+}
 
 
 def kind(annotation: Any) -> str:
@@ -31,7 +36,8 @@ def kind(annotation: Any) -> str:
         return ", ".join(kind(a) for a in inner if a is not type(None))
     if origin in (tuple, list):
         count = "" if origin is list or inner[-1] is Ellipsis else f"{len(inner)} "
-        return f"list of {count}{kind(inner[0])}{'s' if count else ''}"
+        what = kind(inner[0])
+        return f"list of {count}{what}{'s' if count or what == 'table' else ''}"
     if origin is dict:
         return "table"
     if origin is Annotated:
@@ -43,7 +49,10 @@ def kind(annotation: Any) -> str:
 def kind_of(field: FieldInfo) -> str:
     """Return the type of a setting; for a name in a registry, the names that ship with alidpfl."""
     registry = _choices(field)[0]
-    return kind(field.annotation) if registry is None else ", ".join(map(toml, registry.shipped))
+    annotation: Any = field.annotation
+    if field.metadata:  # pydantic keeps what stands beside a type here, or within it
+        annotation = Annotated[annotation, *field.metadata]
+    return kind(annotation) if registry is None else ", ".join(map(toml, registry.shipped))
 
 
 def limits(field: FieldInfo) -> str:

@@ -154,7 +154,7 @@ def _problems(node: Node, config: Config, parts: Parts, shapes: Shapes) -> Itera
     if dict(node.info.parameters) != shapes:
         brief = ", ".join(f"{name} {list(shape)}" for name, shape in [*shapes.items()][:2])
         yield (
-            f"its vault is enrolled for another model than model.name={config.model.name!r}, which has parameters "
+            f"its vault is enrolled for another model than {config.model.setting}, which has parameters "
             f"such as {brief}: another name, or other inputs (data.name; --no-evaluate)"
         )
     if terms.release != parts.method.release:

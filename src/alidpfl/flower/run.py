@@ -34,6 +34,7 @@ from alidpfl.runs.prepare import (
     group_epsilons,
     make_parts,
     make_settings,
+    model_code,
     private_evaluation,
     uncovered_signals,
 )
@@ -158,6 +159,7 @@ def prepare_over_nodes(config: Config, options: FlowerOptions, link: Link, direc
         warnings=warnings,
         group_epsilon=group_epsilons(config.privacy.unit, parts.ledger, evaluation),
         has_persons=encoder is not None and encoder.schema.person is not None,
+        code=model_code(config),
         encoder=encoder,
         statistics={} if engine.standardiser is None else tensors_of(engine.standardiser),
         records="in vaults",
@@ -255,11 +257,7 @@ def refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Met
     ):
         if name not in known:
             raise ConfigError(f'{key}="{name}" is for `alidpfl run`; vaults know only {", ".join(known)}')
-    if config.has_features:
-        raise ConfigError(
-            f'model.name="{config.model.name}" needs statistics that vaults do not release: choose another model, or '
-            "run it with `alidpfl run`"
-        )
+    _refuse_model(config, options)
     if config.privacy.noise != "gaussian":
         raise ConfigError(
             f'privacy.noise="{config.privacy.noise}" is for `alidpfl run`; over nodes each owner chooses it: set '
@@ -268,6 +266,17 @@ def refuse_what_nodes_cannot(config: Config, options: FlowerOptions, method: Met
     for key in ("dropout_rate", "straggler_rate"):
         if getattr(config.federation, key):
             raise ConfigError(f"federation.{key} simulates failures; over nodes they are real: set federation.{key}=0")
+
+
+def _refuse_model(config: Config, options: FlowerOptions) -> None:
+    """Raise ConfigError for a model that nodes cannot train."""
+    if config.model.factory is not None and not options.simulation:
+        raise ConfigError(f"{config.model.setting} is for `alidpfl run`; vaults take models by name: set model.name")
+    if config.has_features:
+        raise ConfigError(
+            f'model.name="{config.model.name}" needs statistics that vaults do not release: choose another model, or '
+            "run it with `alidpfl run`"
+        )
 
 
 def _refuse_other_settings(config: Config, directory: RunDirectory) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from alidpfl.errors import ConfigError
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_LARGEST_SIZE = 1_000_000
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -102,6 +103,27 @@ def as_bytes(value: object) -> object:
     5000000000
     """
     return int(_scaled(value, _BYTES, "a size such as 800MB or 5GB")) if isinstance(value, str) else value
+
+
+def as_sizes(value: object) -> tuple[int, int]:
+    """Convert 3 or [3, 5] to a pair of whole numbers from 1.
+
+    >>> as_sizes(3), as_sizes([3, 5])
+    ((3, 3), (3, 5))
+    """
+    return _pair(value, low=1)
+
+
+def as_margins(value: object) -> tuple[int, int]:
+    """Convert 0 or [0, 1] to a pair of whole numbers from 0."""
+    return _pair(value, low=0)
+
+
+def _pair(value: object, low: int) -> tuple[int, int]:
+    both = value if isinstance(value, list | tuple) else (value, value)
+    if len(both) != 2 or not all(type(one) is int and low <= one <= _LARGEST_SIZE for one in both):  # noqa: PLR2004
+        raise ValueError("no pair of sizes")
+    return both[0], both[1]
 
 
 def option(name: str, text: str | None, convert: Callable[[object], object]) -> Any:

@@ -6,10 +6,22 @@ import torch
 from torch import nn
 
 from alidpfl.models.cnn import compact_cnn, paper_cnn
+from alidpfl.models.declared import make_declared
+from alidpfl.models.factory import make_from_factory
 from alidpfl.models.linear import linear, mlp, scatter_linear
 from alidpfl.registry import MODELS
 
-__all__ = ["MODELS", "compact_cnn", "linear", "make_model", "mlp", "paper_cnn", "scatter_linear"]
+__all__ = [
+    "MODELS",
+    "compact_cnn",
+    "linear",
+    "make_declared",
+    "make_from_factory",
+    "make_model",
+    "mlp",
+    "paper_cnn",
+    "scatter_linear",
+]
 
 
 def make_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, hidden: int, seed: int) -> nn.Module:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from alidpfl.config.network import count_of_layers
 from alidpfl.metrics import HEADLINES, SMALLER_IS_BETTER, CalibrationBin, Interval, headline
 from alidpfl.store import RoundTiming, RunDirectory
 from alidpfl.types import RoundRecord, StopReason
@@ -183,6 +184,7 @@ class RunSnapshot:
             "path": str(self.path),
             "finished": self.summary is not None,
             **{name: settings.get(key) for name, key in _SETTINGS.items()},
+            "model": _model(settings),
             **self._corrected(settings),
             **self._results(settings),
         }
@@ -252,6 +254,14 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in config.items():
         found |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
+
+
+def _model(settings: Mapping[str, Any]) -> Any:
+    """Return the network in one word: its name, its factory, or how many layers are declared."""
+    layers = settings.get("model.layers")
+    if isinstance(layers, list):
+        return count_of_layers(len(layers))
+    return settings.get("model.name", settings.get("model.factory"))
 
 
 def _number(value: Any) -> Any:

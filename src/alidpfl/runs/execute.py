@@ -26,6 +26,8 @@ from alidpfl.store import Checkpoint, RoundTiming, RunDirectory, describe_enviro
 from alidpfl.store.tensorboard import TensorBoardWriter
 from alidpfl.types import HeldOutFacts, OnProgress, OnShare, RoundRecord, StopReason, ignore_progress, protected
 
+CODE = "model_code_sha256"
+"""Key of a model's metadata: the hash of the package that builds it, if it does not ship with alidpfl."""
 _FREE_TO_CHANGE = ("run.processes", "run.device")  # no result depends on them
 _IN_FLIGHT = "in_flight"  # key of a checkpoint; it is False only after a clean interrupt, and true if it is missing
 
@@ -269,7 +271,10 @@ def _environment(config: Config, prepared: Prepared) -> dict[str, Any]:
     seed = config.run.seed if config.run.randomness == "seeded" else None
     names = prepared.dataset.client_names if prepared.dataset is not None and config.has_private_data else ()
     clients = {str(number): name for number, name in enumerate(names)}
-    return describe_environment(seed=seed) | {"uncovered": list(prepared.uncovered), "clients": clients}
+    found = describe_environment(seed=seed) | {"uncovered": list(prepared.uncovered), "clients": clients}
+    if (code := prepared.code) is not None:
+        found["model_code"] = {"package": code.package, "sha256": code.sha256, "files": dict(code.files)}
+    return found
 
 
 def _train(
@@ -319,6 +324,8 @@ def _identity(config: Config, prepared: Prepared) -> dict[str, Any]:
     statistics = _digests(prepared.statistics)
     if (encoder := prepared.encoder) is not None:
         statistics["data.schema"] = encoder.schema.sha256
+    if prepared.code is not None:
+        statistics["model.code"] = prepared.code.sha256
     return {**settings, **statistics, "noise_multiplier": prepared.noise_multiplier, "clients": prepared.clients}
 
 
@@ -406,8 +413,12 @@ def _metadata(config: Config, outcome: Outcome, prepared: Prepared) -> dict[str,
         changed = "one person, with all her records, of one client, whose number of persons is public"
     encoder = prepared.encoder
     table = {} if encoder is None else {"schema": encoder.schema.canonical(), "schema_sha256": encoder.schema.sha256}
+    network = {} if prepared.code is None else {CODE: prepared.code.sha256}
+    if config.model.layers:
+        network["layers"] = json.dumps([layer.plain() for layer in config.model.declared])
     return {
-        "model": config.model.name,
+        "model": config.model.called,
+        **network,
         "input_shape": json.dumps(input_shape),
         "num_classes": str(num_classes),
         "data": prepared.records,

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from alidpfl.config.network import Network
 from alidpfl.config.schema import FEATURE_SETTINGS, Config
 from alidpfl.data import Dataset
 from alidpfl.data.dataset import check_counts
@@ -20,8 +21,9 @@ from alidpfl.federation.planning import make_ledger
 from alidpfl.federation.private_evaluation import PrivateEvaluation
 from alidpfl.federation.server import ServerSettings
 from alidpfl.federation.settings import Engine, FederationSettings
+from alidpfl.inputs.imports import CodeFiles, code_files
 from alidpfl.methods import Loss, Method, check_method_options, make_method
-from alidpfl.models import make_model
+from alidpfl.models import make_declared, make_from_factory, make_model
 from alidpfl.policies import Policy, heterogeneity_for, make_policy
 from alidpfl.privacy import GaussianRelease, Ledger, PlannedLedger, PrivacyBudget, noise_multiplier_for
 from alidpfl.registry import METHODS
@@ -79,6 +81,8 @@ class Prepared:
     weakness: str | None
     """Why (ε, δ) hides little, if it does."""
     warnings: tuple[str, ...]
+    code: CodeFiles | None = None
+    """Files of the package that builds the model; None for a model that ships."""
     encoder: Encoder | None = None
     """Turns raw rows of a table into inputs. It is stored with the model."""
     records: str
@@ -198,6 +202,7 @@ def prepare(
         warnings=(*dataset.warnings, *unit_warnings(config, dataset), *_warnings(config, data.sizes)),
         group_epsilon=group_epsilons(config.privacy.unit, parts.ledger, evaluation),
         has_persons=dataset.persons is not None,
+        code=model_code(config),
         encoder=dataset.encoder,
         records=config.data.name,
         randomness=config.run.randomness,
@@ -270,9 +275,9 @@ def uncovered_signals(policy: Policy, method: Method) -> tuple[str, ...]:
 
 def check_choices(config: Config) -> None:
     """Refuse settings that the chosen data set or model does not read, and too few rounds for the statistics."""
-    config.check_unit()
+    config.check()
     for (section, key), reader in _READ_BY.items():
-        chosen = config.data.name if section == "data" else config.model.name
+        chosen = config.data.name if section == "data" else config.model.called
         is_set = getattr(getattr(config, section), key) != getattr(getattr(Config(), section), key)
         if is_set and chosen != reader:
             hint = "; did you mean data.dirichlet_beta?" if key == "beta" else ""
@@ -365,7 +370,17 @@ def configured_loss(config: Config, kind: TaskKind) -> Loss:
 
 def build_model(config: Config, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     """Build the configured model with seeded initial weights."""
-    return make_model(config.model.name, input_shape, num_outputs, hidden=config.model.hidden, seed=config.run.seed)
+    model, seed = config.model, config.run.seed
+    if model.factory is not None:
+        return make_from_factory(model.factory, input_shape, num_outputs, options=model.options, seed=seed)
+    if model.layers:
+        return make_declared(Network.of(model.declared, input_shape, num_outputs).specification(), seed=seed)
+    return make_model(model.name, input_shape, num_outputs, hidden=model.hidden, seed=seed)
+
+
+def model_code(config: Config) -> CodeFiles | None:
+    """Return the files of the package that builds the configured model; None for a model that ships."""
+    return None if config.model.factory is None else code_files(config.model.factory, "model.factory=")
 
 
 def make_settings(config: Config, *, shows_private_data: bool) -> FederationSettings:

@@ -45,8 +45,11 @@ def with_table_defaults(config: Config) -> Config:
     """Return the configuration with defaults that suit a table, for settings that are not set. Others are unchanged."""
     if config.data.name != "table" or config.data.schema_file is None:
         return config
-    changes: dict[str, dict[str, Any]] = {"model": {"name": "linear"}, "method": {"policy": "ratio"}, "run": {}}
-    is_linear = config.model.name == "linear" or "name" not in config.model.model_fields_set
+    changes: dict[str, dict[str, Any]] = {"method": {"policy": "ratio"}, "run": {}}
+    is_linear = False
+    if config.model.is_named:
+        changes["model"] = {"name": "linear"}
+        is_linear = config.model.name == "linear" or "name" not in config.model.model_fields_set
     schema = read_schema(config.data.schema_file) if is_linear else None
     loss = None if schema is None else loss_for(schema.target.kind, config.model.loss)
     if (standardise := config.data.standardise) is None:

@@ -1,6 +1,7 @@
 """Load the trained model of a finished run."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from alidpfl.config.schema import Config
 from alidpfl.data.dataset import PixelRange, image_bytes
 from alidpfl.errors import DataError
 from alidpfl.features import Standardiser
+from alidpfl.runs.execute import CODE
 from alidpfl.runs.features import map_for
-from alidpfl.runs.prepare import build_model
+from alidpfl.runs.prepare import build_model, model_code
 from alidpfl.store import RunDirectory
 from alidpfl.tables.encode import Encoder
 from alidpfl.tables.read import Rows
@@ -30,9 +32,11 @@ def load_model(directory: str | Path) -> nn.Module:
 
     Inputs (n, *input_shape) are those of the data set, as `load_dataset` gives them: images scaled to the run's
     `pixel_range`. Outputs are scores, (n, classes) or (n, labels), or numbers (n, 1). The model of `scatter_linear`
-    computes features itself. That of a table is a `TableModel`, which also takes raw rows.
+    computes features itself. That of a table is a `TableModel`, which also takes raw rows. For a run with
+    `model.factory`, the function that the run names is imported and called: load only runs that you trust.
 
     Raises:
+        ConfigError: the run's `model.factory` cannot be imported here, or builds no model.
         DataError: the run has not ended, or its files do not fit together.
     """
     run = RunDirectory.open(directory)
@@ -42,12 +46,18 @@ def load_model(directory: str | Path) -> nn.Module:
     tensors, metadata = found
     config = parse_config(run.config())
     try:
-        input_shape, num_classes = tuple(json.loads(metadata["input_shape"])), int(metadata["num_classes"])
+        input_shape, num_classes = _shape(metadata["input_shape"]), int(metadata["num_classes"])
     except (KeyError, TypeError, ValueError):
         raise DataError(
             f"{run.model_path} does not say what its inputs are: it was written by an older alidpfl, or is not of a run"
         ) from None
     released = {name.removeprefix(_RELEASED): tensors.pop(name) for name in list(tensors) if name.startswith(_RELEASED)}
+    if (code := model_code(config)) is not None and code.sha256 != metadata.get(CODE):
+        warnings.warn(
+            f"{run.model_path} was trained with other files of the package {code.package} than those that are "
+            "installed now; its outputs may differ",
+            stacklevel=2,
+        )
     features = _Features(config, input_shape, released) if config.has_features else None
     model = build_model(config, (features.size,) if features else input_shape, num_classes)
     try:
@@ -61,6 +71,14 @@ def load_model(directory: str | Path) -> nn.Module:
             standardiser = RowStandardiser.from_arrays(schema, released, str(run.model_path))
         return TableModel(model, Encoder(schema), config.model.loss, standardiser).eval()
     return (nn.Sequential(features, model) if features else model).eval()
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    """Return a shape from JSON. Anything else is refused: it goes to a function that the run's configuration names."""
+    found = json.loads(text)
+    if not isinstance(found, list) or not all(type(size) is int for size in found):
+        raise ValueError("no shape")
+    return tuple(found)
 
 
 class TableModel(nn.Module):
