@@ -114,6 +114,24 @@ class TestRun:
             assert model.predict(same).tobytes() == scores.tobytes()
         np.testing.assert_allclose(model.predict(rows.row(3, named=True)), scores[3:4], atol=1e-6)
 
+    @pytest.mark.parametrize("targets", [None, "", "not yet known", 3.5])
+    def test_predictions_ignore_targets_and_persons(self, folder, targets):
+        """New rows have no outcome yet, and often an empty column for it."""
+        rows = pl.read_csv(folder / "north.csv", infer_schema=False)
+        made = rows.with_columns(patient=pl.int_range(pl.len()).cast(pl.String))
+        for path in folder.glob("*.csv"):
+            made.write_csv(path)
+        (folder / "schema.toml").write_text('person = "patient"\n' + TOML)
+        execute(config(folder), folder / "run")
+        model = alidpfl.load_model(folder / "run")
+        wanted = model.predict(rows.drop("died"))
+        for column in ("died", "patient"):
+            new = made.with_columns(pl.lit(targets).alias(column))
+            new.write_csv(folder / "new.csv")
+            new.write_parquet(folder / "new.parquet")
+            for same in (new, new.to_dicts(), folder / "new.csv", folder / "new.parquet"):
+                assert model.predict(same).tobytes() == wanted.tobytes()
+
     def test_the_names_of_clients_are_kept(self, folder):
         execute(config(folder), folder / "run")
         assert RunDirectory.open(folder / "run").environment()["clients"] == {"0": "north", "1": "south"}
@@ -193,6 +211,12 @@ class TestCommands:
         np.testing.assert_allclose(scores.select(scores.columns[1:]).to_numpy(), wanted, atol=1e-6)
         assert scores["predicted"].to_list() == [("no", "yes")[best] for best in wanted.argmax(1)]
         assert command("predict", "run", "new.csv").stdout == (folder / "scores.csv").read_text()
+        assert command("predict", "run", "new.csv", "-o", "scores.PARQUET").exit_code == 0
+        assert pl.read_parquet("scores.PARQUET").equals(scores.with_columns(pl.col(pl.Float64).cast(pl.Float32)))
+        for name in ("scores.xlsx", "scores"):
+            refused = command("predict", "run", "new.csv", "-o", name)
+            assert (refused.exit_code, (folder / name).exists()) == (2, False)
+            assert f"--out {name}" in refused.stderr
 
     def test_a_configuration_beside_data_files(self, folder, monkeypatch):
         monkeypatch.chdir(folder)
