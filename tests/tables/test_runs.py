@@ -218,6 +218,15 @@ class TestCommands:
             assert (refused.exit_code, (folder / name).exists()) == (2, False)
             assert f"--out {name}" in refused.stderr
 
+    @pytest.mark.parametrize(
+        ("words", "option"), [(["--data", "north.csv"], "--schema"), (["--schema", "schema.toml"], "--data")]
+    )
+    def test_errors_name_the_option_that_is_missing(self, folder, monkeypatch, words, option):
+        monkeypatch.chdir(folder)
+        done = command("run", *words, "--out", "run")
+        assert done.exit_code == 2
+        assert f"needs {option} " in done.stderr
+
     def test_a_configuration_beside_data_files(self, folder, monkeypatch):
         monkeypatch.chdir(folder)
         (folder / "run.toml").write_text('[privacy]\naccountant = "rdp"\nmax_steps = 3\n[run]\nprocesses = 1\n')
