@@ -333,6 +333,38 @@ class TestDraft:
         assert done.exit_code == 2
         assert words[1] in done.stderr
 
+    def test_a_target_with_one_value_is_refused(self, tmp_path):
+        """A number without a range would be a target of width zero, or nearly so."""
+        for value in (7.5, 0, "no"):
+            pl.DataFrame({"age": range(50), "days": [value] * 50}).write_csv(tmp_path / "p.csv")
+            done = command("schema", "draft", tmp_path / "p.csv", "-o", tmp_path / "s.toml")
+            assert done.exit_code == 2
+            assert "'days'" in done.stderr
+            assert "same value" in done.stderr
+            assert not (tmp_path / "s.toml").exists()
+
+    def test_several_targets_are_labels(self, tmp_path):
+        days = {"age": range(50), "days": range(50)}
+        pl.DataFrame({**days, "pain": ["yes", "no"] * 25, "fever": [0, 1] * 25}).write_csv(tmp_path / "p.csv")
+        words = ("schema", "draft", tmp_path / "p.csv", "-o", tmp_path / "s.toml")
+        refused = command(*words, "--target", "fever", "--target", "days")
+        assert refused.exit_code == 2
+        assert "'days' is no flag" in refused.stderr
+        assert command(*words, "--target", "fever", "--target", "fever").exit_code == 2
+        done = command(*words, "--target", "fever", "--target", "pain")
+        assert (done.exit_code, "'fever', 'pain'" in done.stdout) == (0, True)
+        drafted = alidpfl.tables.read_schema(tmp_path / "s.toml")
+        assert (drafted.target.kind, drafted.target.columns) == ("labels", ("fever", "pain"))
+        assert list(drafted.columns) == ["age", "days"]
+        assert command("schema", "check", tmp_path / "s.toml", tmp_path / "p.csv").exit_code == 0
+
+    @pytest.mark.parametrize(("values", "is_noted"), [([0, 1, 2], True), ([0, 1, 0], False), (["a", "b", "1"], False)])
+    def test_classes_that_are_numbers_are_noted(self, tmp_path, values, is_noted):
+        pl.DataFrame({"age": range(3), "days": list(map(str, values))}).write_csv(tmp_path / "p.csv")
+        done = command("schema", "draft", tmp_path / "p.csv", "-o", tmp_path / "s.toml")
+        assert done.exit_code == 0
+        assert ('kind = "number"' in done.stderr) == is_noted
+
     def test_an_unreadable_table(self, tmp_path):
         with pytest.raises(DataError, match=r"none\.csv"):
             alidpfl.tables.draft.draft_schema(tmp_path / "none.csv")
