@@ -215,6 +215,8 @@ def test_without_a_seed_no_two_runs_agree():
         ({"schedule": "cosin"}, "'cosine'"),
         ({"clients": []}, "clients"),
         ({"clients": CLIENTS[0]}, r"\[\("),
+        ({"clients": [pandas.DataFrame({"a": [1.0]})]}, r"client 0 is one DataFrame.*\[\("),
+        ({"clients": [*CLIENTS[:2], torch.zeros(5, 7)]}, r"client 2 is one Tensor.*\[\("),
         ({"privacy": {"epsilon": 2.0}}, r"alidpfl\.Privacy\("),
         ({"model": nn.Linear}, "torch.nn.Module"),
         ({"clients_per_round": NUM_CLIENTS + 1}, "clients_per_round="),

@@ -273,9 +273,12 @@ def _checked_clients(clients: Clients | Iterable[Client]) -> Clients:
     found = dict(clients) if isinstance(clients, Mapping) else list(clients)
     if not found:
         raise DataError("there are no clients; give at least one")
-    first = next(client for _, client in described(found))
-    if isinstance(first, Tensor | np.ndarray) or is_frame(first):
-        raise ConfigError("clients is one pair of inputs and targets: pass a list of pairs, [(inputs, targets), ...]")
+    for who, client in described(found):
+        if isinstance(client, Tensor | np.ndarray) or is_frame(client):
+            raise ConfigError(
+                f"{who} is one {type(client).__name__}, and must be a pair of inputs and targets: pass "
+                "[(inputs, targets), ...], also for a single client"
+            )
     return found
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from alidpfl.flower import demo
+from alidpfl.flower.demo import loopback
+from alidpfl.vault.folder import VaultFolder
 from tests.runs.command import alidpfl
 from tests.tables.parts import hospitals, table
 
@@ -56,6 +58,50 @@ def test_the_demo_protects_persons(tmp_path):
         assert 'unit = "person"\nmax_records = 3\n' in path.read_text()
     assert alidpfl("predict", folder / "run", files[0], "-o", tmp_path / "scores.csv").exit_code == 0
     assert not _processes_of(folder)
+
+
+class Enrolling:
+    """A deployment that enrols vaults in this process, and ends before it starts one."""
+
+    def __init__(self, folder, *, nodes, **_):
+        self.folder, self.nodes = folder, nodes
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def vault_folder(self, client):
+        return self.folder / f"vault-{client}"
+
+    def start_vault(self, client):
+        pass
+
+    def start_superlink(self):
+        raise loopback.LoopbackError("nothing starts in this test")
+
+    def alidpfl(self, *arguments):
+        done = alidpfl(*arguments)
+        assert done.exit_code == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["class", "number", None])
+def test_vaults_are_enrolled_on_terms_that_fit_the_run(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(loopback, "Loopback", Enrolling)
+    overrides, tables = ["method.clip_norm=3.76"], None
+    if kind is not None:
+        files = hospitals(tmp_path, (150, 250), kind=kind)
+        tables = demo.Tables(schema=tmp_path / "schema.toml", clients=tuple(files))
+        overrides += ['data.standardise="private"', "privacy.statistics_noise=31.0"]
+    with pytest.raises(loopback.LoopbackError, match="nothing starts"):
+        demo.run_demo(
+            tmp_path, nodes=2, rounds=1, insecure=True, say=lambda _: None, tables=tables, overrides=overrides
+        )
+    for client in (0, 1):
+        policy = VaultFolder(path=tmp_path / f"vault-{client}").policy()
+        assert policy.limits.max_clip_norm == 3.76
+        assert kind is None or 30 < policy.statistics.noise_multiplier < 31
 
 
 def test_a_wrong_setting_ends_the_demo_before_it_enrols_anything(tmp_path):

@@ -170,3 +170,24 @@ def test_a_plan_for_a_table_compares_clip_norms(alidpfl, tmp_path):
     assert [trial["name"] for trial in plan["clip_norms"]] == ["C = 1", "default", "public bound", "best possible"]
     page = (tmp_path / "plan.html").read_text()
     assert f"{plan['clip_norms'][2]['clip_norm']:.4g}" in page
+
+
+def test_a_plan_for_a_table_takes_the_loss_of_the_run(alidpfl, tmp_path):
+    schema = tmp_path / "schema.toml"
+    schema.write_text(
+        'target = { column = "days", kind = "number", low = 1, high = 30 }\n'
+        '[columns]\nage = { kind = "number", low = 0, high = 110 }\n'
+    )
+    given = ("--schema", schema, "--clients", "3", "--samples", "900", "--max-rounds", "5", "--min-steps", "5")
+    plans = [
+        json.loads(alidpfl("plan", *given, "--json", *loss).stdout)["clip_norms"]
+        for loss in ((), ("--loss", "quantile", "--quantile", "0.9"))
+    ]
+    assert "pinball" not in plans[0][0]["metrics"]
+    assert "pinball" in plans[1][0]["metrics"]
+    assert plans[0][1]["clip_norm"] > plans[1][1]["clip_norm"]
+    refused = (("binary",), ("hubert",), ("poisson",), ("quantile", "--quantile", "1"))
+    for wrong in (*((*given, "--loss", *loss) for loss in refused), ("--loss", "huber")):
+        done = alidpfl("plan", *wrong)
+        assert done.returncode == 2
+        assert len(done.stderr.strip().splitlines()) == 1

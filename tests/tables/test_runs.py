@@ -114,6 +114,24 @@ class TestRun:
             assert model.predict(same).tobytes() == scores.tobytes()
         np.testing.assert_allclose(model.predict(rows.row(3, named=True)), scores[3:4], atol=1e-6)
 
+    @pytest.mark.parametrize("targets", [None, "", "not yet known", 3.5])
+    def test_predictions_ignore_targets_and_persons(self, folder, targets):
+        """New rows have no outcome yet, and often an empty column for it."""
+        rows = pl.read_csv(folder / "north.csv", infer_schema=False)
+        made = rows.with_columns(patient=pl.int_range(pl.len()).cast(pl.String))
+        for path in folder.glob("*.csv"):
+            made.write_csv(path)
+        (folder / "schema.toml").write_text('person = "patient"\n' + TOML)
+        execute(config(folder), folder / "run")
+        model = alidpfl.load_model(folder / "run")
+        wanted = model.predict(rows.drop("died"))
+        for column in ("died", "patient"):
+            new = made.with_columns(pl.lit(targets).alias(column))
+            new.write_csv(folder / "new.csv")
+            new.write_parquet(folder / "new.parquet")
+            for same in (new, new.to_dicts(), folder / "new.csv", folder / "new.parquet"):
+                assert model.predict(same).tobytes() == wanted.tobytes()
+
     def test_the_names_of_clients_are_kept(self, folder):
         execute(config(folder), folder / "run")
         assert RunDirectory.open(folder / "run").environment()["clients"] == {"0": "north", "1": "south"}
@@ -193,6 +211,21 @@ class TestCommands:
         np.testing.assert_allclose(scores.select(scores.columns[1:]).to_numpy(), wanted, atol=1e-6)
         assert scores["predicted"].to_list() == [("no", "yes")[best] for best in wanted.argmax(1)]
         assert command("predict", "run", "new.csv").stdout == (folder / "scores.csv").read_text()
+        assert command("predict", "run", "new.csv", "-o", "scores.PARQUET").exit_code == 0
+        assert pl.read_parquet("scores.PARQUET").equals(scores.with_columns(pl.col(pl.Float64).cast(pl.Float32)))
+        for name in ("scores.xlsx", "scores"):
+            refused = command("predict", "run", "new.csv", "-o", name)
+            assert (refused.exit_code, (folder / name).exists()) == (2, False)
+            assert f"--out {name}" in refused.stderr
+
+    @pytest.mark.parametrize(
+        ("words", "option"), [(["--data", "north.csv"], "--schema"), (["--schema", "schema.toml"], "--data")]
+    )
+    def test_errors_name_the_option_that_is_missing(self, folder, monkeypatch, words, option):
+        monkeypatch.chdir(folder)
+        done = command("run", *words, "--out", "run")
+        assert done.exit_code == 2
+        assert f"needs {option} " in done.stderr
 
     def test_a_configuration_beside_data_files(self, folder, monkeypatch):
         monkeypatch.chdir(folder)
@@ -299,6 +332,38 @@ class TestDraft:
         done = command("schema", "draft", tmp_path / "p.csv", "-o", tmp_path / "s.toml", *words)
         assert done.exit_code == 2
         assert words[1] in done.stderr
+
+    def test_a_target_with_one_value_is_refused(self, tmp_path):
+        """A number without a range would be a target of width zero, or nearly so."""
+        for value in (7.5, 0, "no"):
+            pl.DataFrame({"age": range(50), "days": [value] * 50}).write_csv(tmp_path / "p.csv")
+            done = command("schema", "draft", tmp_path / "p.csv", "-o", tmp_path / "s.toml")
+            assert done.exit_code == 2
+            assert "'days'" in done.stderr
+            assert "same value" in done.stderr
+            assert not (tmp_path / "s.toml").exists()
+
+    def test_several_targets_are_labels(self, tmp_path):
+        days = {"age": range(50), "days": range(50)}
+        pl.DataFrame({**days, "pain": ["yes", "no"] * 25, "fever": [0, 1] * 25}).write_csv(tmp_path / "p.csv")
+        words = ("schema", "draft", tmp_path / "p.csv", "-o", tmp_path / "s.toml")
+        refused = command(*words, "--target", "fever", "--target", "days")
+        assert refused.exit_code == 2
+        assert "'days' is no flag" in refused.stderr
+        assert command(*words, "--target", "fever", "--target", "fever").exit_code == 2
+        done = command(*words, "--target", "fever", "--target", "pain")
+        assert (done.exit_code, "'fever', 'pain'" in done.stdout) == (0, True)
+        drafted = alidpfl.tables.read_schema(tmp_path / "s.toml")
+        assert (drafted.target.kind, drafted.target.columns) == ("labels", ("fever", "pain"))
+        assert list(drafted.columns) == ["age", "days"]
+        assert command("schema", "check", tmp_path / "s.toml", tmp_path / "p.csv").exit_code == 0
+
+    @pytest.mark.parametrize(("values", "is_noted"), [([0, 1, 2], True), ([0, 1, 0], False), (["a", "b", "1"], False)])
+    def test_classes_that_are_numbers_are_noted(self, tmp_path, values, is_noted):
+        pl.DataFrame({"age": range(3), "days": list(map(str, values))}).write_csv(tmp_path / "p.csv")
+        done = command("schema", "draft", tmp_path / "p.csv", "-o", tmp_path / "s.toml")
+        assert done.exit_code == 0
+        assert ('kind = "number"' in done.stderr) == is_noted
 
     def test_an_unreadable_table(self, tmp_path):
         with pytest.raises(DataError, match=r"none\.csv"):

@@ -340,6 +340,11 @@ class TestCommand:
         again = command(*own, "-o", out)
         assert again.exit_code == 2
         assert "costs epsilon again" in again.stderr
+        stored = command("statistics", "--show", out, "--json")
+        assert (stored.exit_code, json.loads(stored.stdout)) == (0, document)
+        out.write_text(out.read_text().replace('"rows": 4000', '"rows": NaN'))
+        damaged = command("statistics", "--show", out, "--json")
+        assert (damaged.exit_code, damaged.stdout) == (2, "")
         printed = command(*own, "--json", "--bins", "0")
         assert "quantiles" not in json.loads(printed.stdout)["columns"]["age"]
 

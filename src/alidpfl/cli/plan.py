@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer import Option
@@ -14,9 +14,12 @@ from alidpfl.cli.progress import print_written, progress_bar, wide_console
 from alidpfl.errors import ConfigError
 from alidpfl.inputs.checks import as_bytes, as_seconds, option, whole
 from alidpfl.registry import ACCOUNTANTS
-from alidpfl.types import Unit, VaultModel
+from alidpfl.types import Unit, VaultLoss, VaultModel
 
-_COMPUTED_BY = ("dpsgd", "inputs", "planner", "policies", "privacy", "runs", "tables")
+if TYPE_CHECKING:
+    from alidpfl.tables import Schema
+
+_COMPUTED_BY = ("data", "dpsgd", "inputs", "planner", "policies", "privacy", "runs", "tables")
 _MODELS, _UNITS = get_args(VaultModel), get_args(Unit)
 
 
@@ -54,6 +57,11 @@ def plan(  # noqa: PLR0917 - they are options
     schema: Annotated[
         Path | None, Option(help="Plan for the linear model of this table, and compare clip norms on made-up rows.")
     ] = None,
+    loss: Annotated[
+        str | None,
+        Option(help="With --schema: the loss of the run (model.loss).", autocompletion=one_of(get_args(VaultLoss))),
+    ] = None,
+    quantile: Annotated[float, Option(help="With --loss quantile: its level (model.quantile).")] = 0.5,
     smallest_client: Annotated[
         int | None, Option(help="Records (or persons) of the smallest client. Default: equal sizes.")
     ] = None,
@@ -73,6 +81,8 @@ def plan(  # noqa: PLR0917 - they are options
         --max-epochs 40 --html plan.html
     """
     request = {**locals()}  # every option by its name, without those for the output and for the model's size
+    if loss is not None:
+        _check_loss(loss, schema)
     del request["plot"], request["html"], request["as_json"], request["input_shape"], request["classes"]
     if num_params is None and _is_own(model):
         request["num_params"] = _size(model, input_shape, classes, schema)
@@ -82,7 +92,7 @@ def plan(  # noqa: PLR0917 - they are options
     from alidpfl.store.cache import cached
 
     # A plan that was made before comes from the cache, and nothing heavy is loaded.
-    document = cached(request, lambda: _computed(request), kind="plans", packages=_COMPUTED_BY)
+    document = cached(request, lambda: _computed(request, schema), kind="plans", packages=_COMPUTED_BY)
     if plot is not None:
         from alidpfl.reporting.figures import plan_figure, save
 
@@ -126,15 +136,23 @@ def _canonical(schema: Path) -> str:
     return read_schema(schema).canonical()
 
 
-def _computed(request: dict[str, Any]) -> dict[str, Any]:
+def _check_loss(loss: str, schema: Path | None) -> None:
+    from alidpfl.inputs.names import named
+
+    if schema is None:
+        raise ConfigError(f"--loss {loss} is for the trials of --schema; give a schema, or leave it out")
+    named("loss", loss, dict.fromkeys(get_args(VaultLoss)))
+
+
+def _computed(request: dict[str, Any], schema_file: Path | None) -> dict[str, Any]:
     with progress_bar("loading the accountants") as show:
         from alidpfl.inputs.names import named
         from alidpfl.planner import MODEL_SIZES, PlanRequest, make_plan
-        from alidpfl.tables import Schema
 
         given = dict(request)
-        model, num_params, table = given.pop("model"), given.pop("num_params"), given.pop("schema")
-        schema = None if table is None else Schema.from_canonical(table, "--schema")
+        model, num_params, _ = given.pop("model"), given.pop("num_params"), given.pop("schema")
+        loss, quantile = given.pop("loss"), given.pop("quantile")
+        schema = None if schema_file is None else _trainable(schema_file, loss, quantile)
         if num_params is None:
             of_model = named("model", model, MODEL_SIZES)
             num_params = of_model if schema is None else (schema.width + 1) * schema.num_outputs
@@ -143,5 +161,23 @@ def _computed(request: dict[str, Any]) -> dict[str, Any]:
             return plan.to_json()
         from alidpfl.runs.clip_norms import try_clip_norms
 
-        trials = try_clip_norms(schema, plan.request, plan.setting, on_share=lambda share: show("training", share))
+        trials = try_clip_norms(
+            schema,
+            plan.request,
+            plan.setting,
+            loss=loss,
+            quantile=quantile,
+            on_share=lambda share: show("training", share),
+        )
         return {**plan.to_json(), "clip_norms": [asdict(trial) for trial in trials]}
+
+
+def _trainable(schema_file: Path, loss: str | None, quantile: float) -> "Schema":
+    """Return the schema. Refuse a loss or a level that do not fit it, before the search."""
+    from alidpfl.data.table import trainable_schema
+    from alidpfl.dpsgd import make_loss
+    from alidpfl.types import loss_for
+
+    schema = trainable_schema(schema_file, loss)
+    make_loss(loss_for(schema.target.kind, loss), level=quantile)
+    return schema

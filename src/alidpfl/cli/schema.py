@@ -26,7 +26,10 @@ schema_app = typer.Typer(
 def draft(
     table: Annotated[Path, Argument(help="CSV or Parquet file with public or made-up rows.")],
     out: Annotated[Path, Option("--out", "-o", help="The schema file to write.")] = Path("schema.toml"),
-    target: Annotated[str | None, Option(help="Column to predict. Default: the last one.")] = None,
+    target: Annotated[
+        list[str] | None,
+        Option(help="Column to predict. Default: the last one. Repeat it to predict several flags (yes/no) at once."),
+    ] = None,
     person: Annotated[str | None, Option(help="Column that names the person, if there is one.")] = None,
 ) -> None:
     """Draft a schema from public or made-up rows, for you to correct.
@@ -46,12 +49,19 @@ def draft(
     write_atomically(out, drafted.text.encode())
     for name in drafted.left_out:
         typer.echo(f"note: column {name!r} has too many different texts and is left out", err=True)
+    if drafted.has_number_classes:
+        typer.echo(
+            f'note: the classes of {drafted.targets[0]!r} are numbers; to predict a number, write kind = "number" with '
+            "low and high in place of kind and values",
+            err=True,
+        )
     typer.echo(
         f"warning: if {table} has private rows, bounds and categories read from them are a release that no ε covers: "
         "replace them by public knowledge",
         err=True,
     )
-    typer.echo(f"{out} predicts {drafted.target!r}; correct it, then: alidpfl schema check {out} TABLE")
+    names = ", ".join(map(repr, drafted.targets))
+    typer.echo(f"{out} predicts {names}; correct it, then: alidpfl schema check {out} TABLE")
 
 
 @schema_app.command()

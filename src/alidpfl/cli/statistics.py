@@ -52,7 +52,11 @@ def statistics(
         --epsilon 0.5 --delta 1e-6 -o statistics.json
     """
     if show is not None:
-        show_statistics(_read(show))
+        stored = _read(show)
+        if as_json:
+            typer.echo(json.dumps(stored, indent=2, allow_nan=False))
+        else:
+            show_statistics(stored)
         return
     if schema is None or not data:
         raise ConfigError("give --schema and --data, the schema and files of tables; or --show and a file")
@@ -100,6 +104,7 @@ def _read(path: Path) -> dict[str, Any]:
             raise ValueError(values["format"])
         for part in (values, *values["clients"].values()):
             _columns(part)
+        json.dumps(values, allow_nan=False)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ConfigError(f"--show {path} has no statistics that alidpfl wrote; give another file") from None
     return values

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from alidpfl.vault.rounds import Vault
     from alidpfl.vault.sources import FileSource, SplitSource, TableSource
 
-_STATISTICS_ROOM = 1.01
-
 vault_app = typer.Typer(
     no_args_is_help=True,
     help="The owner's side of a deployment: one process holds the records, the noise and the ledger.\n\n"
@@ -268,7 +266,7 @@ def _statistics(
 ) -> dict[str, float] | None:
     """Return the terms of statistics: as the owner says, or else what a run with the same budget asks for."""
     from alidpfl.privacy import PrivacyBudget
-    from alidpfl.runs.tables import default_statistics_noise
+    from alidpfl.runs.tables import default_statistics_noise, enrolled_statistics_noise
 
     if given is not None:
         if given and table is None:
@@ -276,9 +274,8 @@ def _statistics(
         return {"noise_multiplier": given} if given else None
     if table is None or table.target.kind == "class" or model != "linear":
         return None
-    # A little below what a run asks for: one release must fit in spite of rounding.
     usual = default_statistics_noise(PrivacyBudget(epsilon=epsilon, delta=delta))
-    return {"noise_multiplier": float(f"{usual / _STATISTICS_ROOM:.4g}")}
+    return {"noise_multiplier": enrolled_statistics_noise(usual)}
 
 
 def _read_table_schema(schema: Path, data: str) -> "Schema":

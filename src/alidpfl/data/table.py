@@ -21,6 +21,7 @@ from alidpfl.tables.schema import NumberTarget, Schema, read_schema
 from alidpfl.tables.values import Mask
 from alidpfl.types import OnProgress
 
+NO_SCHEMA = "table needs --schema (data.schema_file); draft one with: alidpfl schema draft"
 TEST_STEM = "test"
 """A file of this name, without its suffix, is public test data."""
 
@@ -54,7 +55,7 @@ def load_table(
         DataError: a file does not fit the schema. The message has file, column and row, and no value.
     """
     if schema_file is None:
-        raise ConfigError("table needs data.schema_file; draft a schema with: alidpfl schema draft")
+        raise ConfigError(NO_SCHEMA)
     schema, key = trainable_schema(schema_file, loss), key or held_out_key(checks.whole("seed", seed))
     encoder, paths = Encoder(schema), table_files(files, data_dir)
     encoded: dict[Path, Encoded] = {}
@@ -180,7 +181,9 @@ def table_files(files: Sequence[str | Path], data_dir: Path | None) -> list[Path
     """Return the files of a run, in order. Folders and patterns such as hospitals/*.csv give their files by name."""
     given = [Path(file) for file in files] or ([] if data_dir is None else [data_dir])
     if not given:
-        raise ConfigError("table needs data.files, such as hospitals/*.csv, or data.data_dir, a folder of them")
+        raise ConfigError(
+            "table needs --data (data.files), such as hospitals/*.csv, or --data-dir (data.data_dir), a folder of them"
+        )
     paths = []
     for path in given:
         if path.is_dir():

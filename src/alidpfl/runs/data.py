@@ -12,7 +12,7 @@ from alidpfl.data import Dataset, held_out_rows, load
 from alidpfl.data.own import load_public_npz
 from alidpfl.data.partition import client_rows, label_counts
 from alidpfl.data.persons import ROW_LEVEL
-from alidpfl.data.table import load_public_table, output_range, target_unit, trainable_schema
+from alidpfl.data.table import NO_SCHEMA, load_public_table, output_range, target_unit, trainable_schema
 from alidpfl.dpsgd import Groups
 from alidpfl.errors import ConfigError
 from alidpfl.federation.client import ClientData
@@ -54,7 +54,7 @@ def table_encoder(config: Config) -> Encoder | None:
     if config.data.name != "table":
         return None
     if config.data.schema_file is None:
-        raise ConfigError("table needs data.schema_file; draft a schema with: alidpfl schema draft")
+        raise ConfigError(NO_SCHEMA)
     return Encoder(trainable_schema(config.data.schema_file, config.model.loss))
 
 

@@ -39,6 +39,7 @@ large cannot diverge far: gradients are bounded, and the schedule makes the last
 _STATISTICS_SHARE = 0.01
 """Share of the budget that standardising takes, in the square of the parameter of Gaussian privacy, which adds up. The
 training then needs 0.5 % more noise, σ / √(1 - 0.01)."""
+_STATISTICS_ROOM = 1.01
 
 
 def with_table_defaults(config: Config) -> Config:
@@ -101,6 +102,14 @@ def default_statistics_noise(budget: PrivacyBudget) -> float:
     19.94
     """
     return round(1 / (gaussian_parameter(budget) * math.sqrt(_STATISTICS_SHARE)), 2)
+
+
+def enrolled_statistics_noise(noise_multiplier: float) -> float:
+    """Return σ for a vault that is asked for one release at `noise_multiplier`.
+
+    It is a little smaller: the release must fit into the vault's account in spite of rounding.
+    """
+    return float(f"{noise_multiplier / _STATISTICS_ROOM:.4g}")
 
 
 def gradient_bound(schema: Schema, loss: str = "cross_entropy", quantile: float = 0.5) -> float:

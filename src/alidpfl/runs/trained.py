@@ -130,7 +130,7 @@ class TableModel(nn.Module):
 
         Args:
             rows: a pandas or polars frame, a mapping of columns, a list of mappings, one mapping, or a file's path. The
-                target's column may be left out.
+                columns of target and person are ignored: they may be left out or empty.
 
         Returns:
             For a class target (n, classes): the probability of each class. Each row has the sum 1, and `classes` has
@@ -140,7 +140,7 @@ class TableModel(nn.Module):
         Raises:
             DataError: a value does not fit the schema.
         """
-        outputs = self(torch.from_numpy(self.encoder.encode(rows).inputs)).double()
+        outputs = self(torch.from_numpy(self.encoder.encode_inputs(rows))).double()
         if self.kind == "number":  # poisson learns the logarithm of a mean in [0, 2]
             scaled = outputs[:, 0].exp() - 1 if self._loss == "poisson" else outputs[:, 0]
             return self.encoder.decode_numbers(scaled.numpy()).astype(np.float32)

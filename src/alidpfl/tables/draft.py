@@ -1,6 +1,7 @@
 """Draft a schema from public or made-up rows. Bounds read from private rows would be a release that no ε covers."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,44 +34,55 @@ class Draft:
     """A drafted schema as a file, and what its author should know."""
 
     text: str
-    target: str
+    targets: tuple[str, ...]
+    """The columns of the target."""
     left_out: tuple[str, ...]
     """Columns with too many different texts."""
+    has_number_classes: bool
+    """Whether the target became classes, and all of them are numbers."""
 
 
-def draft_schema(path: str | Path, *, target: str | None = None, person: str | None = None) -> Draft:
+def draft_schema(path: str | Path, *, target: str | Sequence[str] | None = None, person: str | None = None) -> Draft:
     """Draft a schema from a file of public or made-up rows.
 
     Args:
         path: a .csv or .parquet file.
-        target: the column to predict. Default: the last one.
+        target: the column to predict, or several flags to predict at once. Default: the last column.
         person: the column that names the person, if there is one.
 
     Returns:
         The draft, which is a valid schema.
 
     Raises:
-        ConfigError: there is no such column.
-        DataError: the file cannot be read, or the target has one value only.
+        ConfigError: there is no such column, or a target is named twice.
+        DataError: the file cannot be read, the target has one value only, or one of several targets is no flag.
     """
     path = Path(path)
     header = file_header(path)
-    target = header[-1] if target is None else target
-    for name in (target, *([] if person is None else [person])):
+    chosen = (target,) if isinstance(target, str) else tuple(target or header[-1:])
+    for name in (*chosen, *([] if person is None else [person])):
         named("column", name, dict.fromkeys(header))
+    if len(set(chosen)) < len(chosen):
+        raise ConfigError(f"--target {', '.join(chosen)}: a column is there twice; name each column once")
     frame = read_columns(path, header, header)
-    found = {name: _column(frame[name], str(path)) for name in header if name not in (target, person)}
+    found = {name: _column(frame[name], str(path)) for name in header if name not in (*chosen, person)}
     columns = {name: column for name, column in found.items() if column is not None}
     if not columns:
-        raise ConfigError(f"{path} has no column beside the target {target!r} that could be an input; add one")
-    values: dict[str, Any] = {"target": _target(frame[target], str(path))} | (
-        {} if person is None else {"person": person}
-    )
+        raise ConfigError(
+            f"{path} has no column beside the target {', '.join(map(repr, chosen))} that could be an input; add one"
+        )
+    drafted = _target(frame[chosen[0]], str(path)) if len(chosen) == 1 else _labels(frame[list(chosen)], str(path))
+    values: dict[str, Any] = {"target": drafted} | ({} if person is None else {"person": person})
     schema = parse_schema({**values, "columns": columns}, str(path))
     left_out = tuple(name for name, column in found.items() if column is None)
     if left_out:
         schema = schema.model_copy(update={"extra_columns": "ignore"})
-    return Draft(text=_HEADER.format(source=path.name) + _toml(schema, columns), target=target, left_out=left_out)
+    return Draft(
+        text=_HEADER.format(source=path.name) + _toml(schema, columns),
+        targets=chosen,
+        left_out=left_out,
+        has_number_classes=_are_numbers(drafted.get("values", ())),
+    )
 
 
 def _column(series: "pl.Series", source: str) -> dict[str, Any] | None:
@@ -85,6 +97,11 @@ def _column(series: "pl.Series", source: str) -> dict[str, Any] | None:
 
 def _target(series: "pl.Series", source: str) -> dict[str, Any]:
     found = _distinct(series, source)
+    if len(found) == 1:
+        raise DataError(
+            f"{source}: column {series.name!r} has the same value in all rows, and a target needs at least two; choose "
+            "another column with --target, or add rows with other values"
+        )
     if _MIN_CLASSES <= len(found) <= MAX_CATEGORIES:
         return {"column": series.name, "kind": "class", "values": found}
     if (bounds := _bounds(series, source)) is not None:
@@ -93,6 +110,29 @@ def _target(series: "pl.Series", source: str) -> dict[str, Any]:
         f"{source}: column {series.name!r} has {len(found)} different texts, and a target needs 2 to {MAX_CATEGORIES} "
         "classes, or numbers; choose another column with --target"
     )
+
+
+def _labels(frame: "pl.DataFrame", source: str) -> dict[str, Any]:
+    """Return the keys of a target of several flags."""
+    for series in frame:
+        if not (found := _distinct(series, source)) or not all(map(is_flag_text, found)):
+            raise DataError(
+                f"{source}: column {series.name!r} is no flag, and several targets must be flags (yes and no, or 1 and "
+                "0); give one --target, or other columns"
+            )
+    return {"kind": "labels", "columns": frame.columns}
+
+
+def _are_numbers(classes: Sequence[str]) -> bool:
+    """Return whether these are more than two classes, and all of them numbers."""
+    return len(classes) > _MIN_CLASSES and all(_is_number(text) for text in classes)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _distinct(series: "pl.Series", source: str) -> list[str]:

@@ -91,19 +91,27 @@ class Encoder:
         Raises:
             DataError: a value does not fit the schema. The message has file, column and row, and not the value.
         """
-        frame = frame_of(rows, self.schema, needs_target=needs_target)
-        source, schema = str(rows) if isinstance(rows, str | Path) else "rows", self.schema
-        inputs, counts = np.zeros((frame.height, self.width), np.float32), {}
-        for name, part in self._parts(inputs):
-            counts[name] = self._encode_column(frame[name], part, Place(source, name, schema.missing_values))
-        has_target = all(name in frame.columns for name in schema.target_columns)
-        has_persons = schema.person is not None and schema.person in frame.columns
+        frame, source = frame_of(rows, self.schema, needs_target=needs_target), _source(rows)
+        inputs, counts = self._inputs(frame, source)
+        has_target = all(name in frame.columns for name in self.schema.target_columns)
+        has_persons = self.schema.person is not None and self.schema.person in frame.columns
         return Encoded(
             inputs=inputs,
             targets=self._targets(frame, source) if has_target else None,
             persons=self._persons(frame, source) if has_persons else None,
             counts=counts,
         )
+
+    def encode_inputs(self, rows: Rows) -> Floats:
+        """Encode rows to predict: (n, width). Target and person columns may be missing, empty or anything else.
+
+        Args:
+            rows: see `alidpfl.tables.read.Rows`.
+
+        Raises:
+            DataError: a value to predict from does not fit the schema.
+        """
+        return self._inputs(frame_of(rows, self.schema), _source(rows))[0]
 
     def decode(self, inputs: Floats) -> "pl.DataFrame":
         """Return rows, as texts, that encode to these vectors. Clamped values and undeclared categories are lost."""
@@ -122,6 +130,13 @@ class Encoder:
         if not isinstance(target, NumberTarget):
             raise DataError(f"the target is a {target.kind}, not a number: there is nothing to scale back")
         return target.low + (np.clip(values.astype(np.float64), -1, 1) + 1) / 2 * (target.high - target.low)
+
+    def _inputs(self, frame: "pl.DataFrame", source: str) -> tuple[Floats, dict[str, ColumnCounts]]:
+        """Return the matrix of the input columns, and what encoding did to each of them."""
+        inputs, counts = np.zeros((frame.height, self.width), np.float32), {}
+        for name, part in self._parts(inputs):
+            counts[name] = self._encode_column(frame[name], part, Place(source, name, self.schema.missing_values))
+        return inputs, counts
 
     def _parts(self, inputs: Floats) -> list[tuple[str, Floats]]:
         """Return each column's name with its values in the matrix, as a view."""
@@ -166,6 +181,10 @@ class Encoder:
         found = texts(frame[place.column], place)
         place.refuse(found.is_null().to_numpy(), "is missing; name the person of every row")
         return tuple(found.to_list())
+
+
+def _source(rows: Rows) -> str:
+    return str(rows) if isinstance(rows, str | Path) else "rows"
 
 
 def _encode_values(column: Column, series: "pl.Series", out: Floats, place: Place) -> tuple[Mask, int, int]:

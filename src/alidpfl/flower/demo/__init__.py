@@ -64,9 +64,10 @@ def run_demo(
             "without it, `alidpfl run` trains on this machine"
         )
     from alidpfl.flower.demo.loopback import Loopback
+    from alidpfl.runs.tables import with_table_defaults
 
     settings = [*_settings(nodes, rounds, tables), *overrides]
-    config = load_config(overrides=settings)
+    config = with_table_defaults(load_config(overrides=settings))
     with Loopback(folder, nodes=nodes, insecure=insecure) as loopback:
         say(f"enrolling {nodes} data sets, each with its own vault, under {folder}")
         for client in range(nodes):
@@ -102,8 +103,11 @@ def _settings(nodes: int, rounds: int, tables: Tables | None) -> list[str]:
 
 
 def _enrol(loopback: "Loopback", client: int, tables: Tables | None, config: "Config") -> None:
-    """Enrol a node's data set on terms that fit the run."""
+    """Enrol a node's data set on terms that fit the run, with the defaults of tables if it is one."""
+    from alidpfl.runs.tables import enrolled_statistics_noise
+
     privacy, model = config.privacy, config.model
+    has_statistics = config.data.standardise == "private"
     options = {
         "epsilon": privacy.epsilon,
         "delta": privacy.delta,
@@ -112,10 +116,12 @@ def _enrol(loopback: "Loopback", client: int, tables: Tables | None, config: "Co
         "unit": privacy.unit,
         "max-records": config.max_records,
         "max-steps-per-round": _MOST_STEPS,
+        "max-clip-norm": config.method.clip_norm,
+        "statistics-noise": enrolled_statistics_noise(privacy.statistics_noise) if has_statistics else None,
         **{option: getattr(model, key) for key, option in _MODEL_OPTIONS.items() if key in model.model_fields_set},
     }
     if tables is None:
-        options |= {"data": config.data.name, "max-clip-norm": 1, "client": client, "clients": loopback.nodes}
+        options |= {"data": config.data.name, "client": client, "clients": loopback.nodes}
     else:
         options |= {"schema": tables.schema, "data": tables.clients[client]}
     where = ["--dir", str(loopback.vault_folder(client))]
