@@ -239,7 +239,13 @@ def _write_own_model(folder):
         (folder / name).write_text(text)
 
 
-@pytest.mark.parametrize("document", FOUND)
+LONG = {f"docs/{page}.md" for page in ("tutorials/clinical", "how-to/reproduce", "how-to/persons", "how-to/planner")}
+"""Pages with commands that take longest. Their commands run among the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "document", [pytest.param(one, marks=pytest.mark.slow if one in LONG else ()) for one in FOUND]
+)
 def test_the_commands_of(document, scene):
     for command in FOUND[document]:
         assert not missing_of(command), f"{command}: {missing_of(command)}"
@@ -267,7 +273,7 @@ def test_there_are_complete_commands_in_running_text():
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(one, marks=pytest.mark.slow if "alidpfl audit" in one else ())
+        pytest.param(one, marks=pytest.mark.slow if re.search("alidpfl (audit|run)", one) else ())
         for one in dict.fromkeys(one for found in FOUND.values() for one in found if needs_real_data(one))
     ],
 )

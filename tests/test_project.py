@@ -32,6 +32,7 @@ def _pytest(folder: Path, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_a_skipped_test_of_real_data_fails_where_the_data_must_be(tmp_path):
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text(

@@ -187,6 +187,7 @@ def _shown(browser, width, scheme="light"):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
 
 
+@pytest.mark.slow
 def test_nothing_is_cut_off(site, browser):
     """Code, diagrams and equations fit a window of 1280 pixels; no page is wider than a telephone."""
     pages = sorted(path for path in site.rglob("*.html") if path.stem != "404")

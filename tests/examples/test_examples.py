@@ -17,7 +17,10 @@ def test_what_examples_there_are():
     assert NAMES == ["custom_policy", "own_cnn", "read_runs", "stepping", "tabular_silos"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+LONG = {"own_cnn", "read_runs", "tabular_silos"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in NAMES])
 def test_a_script_runs(name, tmp_path):
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / f"{name}.py"],

@@ -13,6 +13,7 @@ from tests.runs.command import alidpfl
 from tests.tables.parts import hospitals, table
 
 
+@pytest.mark.slow  # tests/flower/test_deployment.py checks the same of nodes that it starts itself
 def test_the_demo_trains_books_what_it_spent_and_leaves_no_process(tmp_path):
     folder = tmp_path / "kept"
     done = alidpfl("flower", "demo", "--nodes", 1, "--rounds", 1, "--keep", folder)

@@ -150,6 +150,7 @@ def test_kernels_are_built_where_there_is_a_compiler(installed, tmp_path):
     assert native_kernels(installed, tmp_path)["state"] == "good"
 
 
+@pytest.mark.slow
 def test_without_a_compiler_it_works_too(without_compiler, tmp_path):
     assert not list(without_compiler.site.rglob("_native*.so"))
     assert "C compiler" in native_kernels(without_compiler, tmp_path)["remedy"]

@@ -210,6 +210,7 @@ def test_every_drawing_has_its_figures_as_a_table_without_scripts(report):
             assert listed == pytest.approx({float(f"{x:.6g}"): y for x, y, *_ in series["points"]}, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_long_runs_are_drawn(browser, runs, tmp_path):
     rounds = 70_000
     short = RunSnapshot.load(runs[0])

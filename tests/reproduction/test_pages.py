@@ -36,6 +36,7 @@ def test_generating_the_pages_changes_nothing():
         assert path.read_text(encoding="utf-8") == content, "run `python -m reproduction report`"
 
 
+@pytest.mark.slow
 def test_drawing_the_pictures_changes_nothing(tmp_path):
     for path in pictures.draw_all(tmp_path):
         kept = ROOT / "docs" / "pictures" / path.name

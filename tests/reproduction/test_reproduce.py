@@ -121,6 +121,7 @@ def test_a_result_says_whether_epsilon_covers_it(ran):
     assert covered == {("ours:ratio", True), ("leaky", False)}
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_is_named_and_the_others_run(grid, store, tmp_path):
     few, many = grid.columns
     broken = grid.model_copy(update={"columns": (few.model_copy(update={"settings": {"privacy.epsilon": 1e-6}}), many)})
@@ -147,6 +148,7 @@ def endless(tmp_path):
     return listed, rounds
 
 
+@pytest.mark.slow
 def test_a_stopped_cell_continues_in_the_next_call(tmp_path, store):
     listed, rounds = endless(tmp_path)
 
@@ -170,6 +172,7 @@ def test_a_limit_is_kept(grid, store, tmp_path):
     assert tally.seconds_left is None
 
 
+@pytest.mark.slow
 def test_what_runs_at_the_limit_is_stopped(tmp_path, store):
     listed, rounds = endless(tmp_path)
     limit = 1.0
@@ -183,7 +186,8 @@ def test_what_runs_at_the_limit_is_stopped(tmp_path, store):
     assert rounds() == done
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, 8])
 def test_a_killed_cell_continues_and_has_the_same_result(tmp_path, kills):
     path, moments = tmp_path / "own.toml", random.Random(kills)  # noqa: S311
     path.write_text(GRID.format(rounds=40))
