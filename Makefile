@@ -75,6 +75,7 @@ bench: $(SET_UP_BENCH) ## Measure step and round against plain SGD and the peers
 	$(BIN)/python -m benchmarks.round
 	$(BIN)/python -m benchmarks.accounting
 	$(BIN)/python -m benchmarks.grid
+	$(BIN)/python -m benchmarks.persons
 
 bench-grid: $(SET_UP_BENCH) ## Measure only a step with noise on a grid
 	$(BIN)/python -m benchmarks.grid
