@@ -275,7 +275,7 @@ def _checked_clients(clients: Clients | Iterable[Client]) -> Clients:
         raise DataError("there are no clients; give at least one")
     for who, client in described(found):
         if isinstance(client, Tensor | np.ndarray) or is_frame(client):
-            raise ConfigError(
+            raise DataError(
                 f"{who} is one {type(client).__name__}, and must be a pair of inputs and targets: pass "
                 "[(inputs, targets), ...], also for a single client"
             )

@@ -168,7 +168,7 @@ def _with_hostile_samples(x: torch.Tensor) -> torch.Tensor:
     "name",
     [
         *("paper-cnn-mnist", "resnet", "mlp", "sequence-gram", "sequence-stored", "fallback", "conv-groups"),
-        *("conv-depthwise", "conv1d-16-channels", "conv3d", "conv-transpose-2d", "rms-norm"),
+        *("conv-depthwise", "conv1d-depthwise", "conv3d", "conv-transpose-2d", "rms-norm"),
     ],
 )
 @pytest.mark.parametrize("limit", [0, 32 << 20])

@@ -159,7 +159,7 @@ def test_labels_have_an_auc_and_no_accuracy():
     with simulation(1, data=data, model=model, loss=make_loss("binary")) as engine:
         found = engine.evaluate(flatten(trained(model)), "test")
     assert found.accuracy is None
-    assert set(found.measures.values) == {"auc", "log_loss", "brier", "macro_f1"}
+    assert set(found.measures.values) == {"auc", "log_loss", "brier", "macro_f1", "calibration"}
     assert found.measures.values["log_loss"] == pytest.approx(found.loss, rel=1e-5)
 
 
