@@ -224,7 +224,14 @@ def gram_norms(products: Tensor, lengths: Tensor, grad_output: Tensor, width: in
 
 
 def in_pieces(norms: Callable[[Tensor, Tensor], Tensor], pieces: int, one: Tensor, other: Tensor) -> Tensor:
-    """Compute norms for a k-th of the persons at a time. Their products take k² times the memory of a record's."""
+    """Compute norms for a k-th of the persons at a time. Their products take k² times the memory of a record's.
+
+    Args:
+        norms: Maps two tensors of some persons to their squared norms.
+        pieces: k.
+        one: First tensor (B, ...) of all persons.
+        other: Second tensor (B, ...).
+    """
     size = max(1, len(one) // pieces)
     return torch.cat([norms(x, g) for x, g in zip(one.split(size), other.split(size), strict=True)])
 

@@ -54,7 +54,15 @@ def linear_gradients(
 def sequence_gradients(
     names: Sequence[str], inputs: Tensor, grad_output: Tensor, storage: Storage, records: int
 ) -> dict[str, SampleGradients]:
-    """Return the gradients of a linear layer, summed over all dimensions between the first and the last."""
+    """Return the gradients of a linear layer, summed over all dimensions between the first and the last.
+
+    Args:
+        names: "weight", "bias" or both.
+        inputs: (B k, ..., d).
+        grad_output: (B k, ..., p).
+        storage: What to do with gradients that must be written out.
+        records: k, the records of a person.
+    """
     found: dict[str, SampleGradients] = {}
     weight_rule = _sequence_weight if inputs.dim() > 2 else _person_weight  # noqa: PLR2004
     # The records of a person are as many positions more: (B, k T, d), (B, k T, p).
