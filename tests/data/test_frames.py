@@ -115,9 +115,9 @@ def test_what_cannot_be_trained_on_is_named_in_words(client, named):
     assert "Error" not in str(caught.value)
     assert caught.value.__cause__ is None
     clients = [GOOD, client]
-    with pytest.raises(DataError, match="client 1(:| is)"):
+    with pytest.raises(DataError, match=r"client 1(:| is)"):
         federate(nn.Linear(2, 2), clients, privacy=PRIVACY, max_rounds=1, learning_rate=1)
-    with pytest.raises(DataError, match="client 1(:| is)"):
+    with pytest.raises(DataError, match=r"client 1(:| is)"):
         Privacy.plan(nn.Linear(2, 2), clients, epsilon=2, delta=1e-2, max_rounds=2)
 
 
