@@ -425,7 +425,7 @@ def test_a_frame_with_texts_names_the_column():
         with pytest.raises(DataError, match="client 0: column 'sex'") as caught:
             _federation(clients=[(frame, CLIENTS[0][1])])
         assert "secret" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"\[\("):
+    with pytest.raises(DataError, match=r"\[\("):
         _federation(clients=(table, CLIENTS[0][1]))
 
 
