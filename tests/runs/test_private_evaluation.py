@@ -147,7 +147,8 @@ def test_evaluations_have_the_noise_of_the_run(files, tmp_path, monkeypatch, cha
         raise AssertionError("floating-point noise was drawn")
 
     monkeypatch.setattr(RandomStream, "normal", refused)
-    on_grid = settings(files, 'privacy.noise="grid"', "federation.max_rounds=2", "privacy.sample_rate=0.02", *changes)
+    changes = (*changes, "federation.max_rounds=2", "privacy.sample_rate=0.02", "method.policy=fixed")
+    on_grid = settings(files, 'privacy.noise="grid"', *changes)
     assert execute(on_grid, tmp_path / "grid").held_out is not None
     with pytest.raises(AssertionError):
         execute(settings(files, *changes), tmp_path / "gaussian")
